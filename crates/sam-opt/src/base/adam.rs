@@ -1,0 +1,209 @@
+//! Adam and AdamW.
+
+use super::{BaseOptimizer, Moments, Slot, check, load, prepare, save, state_kind};
+use crate::Result;
+use serde_json::{Value, json};
+use tensor::StateDict;
+use tensor::fused;
+use tensor::tch::{Tensor, no_grad};
+
+/// The arithmetic that Adam and AdamW share.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    lr: f64,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    weight_decay: f64,
+    /// Decay the weights themselves (AdamW) rather than through the gradient (Adam).
+    decoupled: bool,
+}
+
+/// What the step of one parameter needs besides its values, after bias correction.
+#[derive(Debug, Clone, Copy)]
+struct Scalars {
+    step: f64,
+    root: f64,
+    shrink: f64,
+    decay: f64,
+}
+
+impl Rule {
+    fn validate(self) -> Result<()> {
+        check("lr", self.lr, 0.0, f64::INFINITY)?;
+        check("beta1", self.beta1, 0.0, 1.0)?;
+        check("beta2", self.beta2, 0.0, 1.0)?;
+        check("eps", self.eps, 0.0, f64::INFINITY)?;
+        check("weight_decay", self.weight_decay, 0.0, f64::INFINITY)
+    }
+
+    fn scalars(self, slot: &Slot<'_>, steps: i64) -> Scalars {
+        let lr = self.lr * slot.lr_scale;
+        let decay = slot.weight_decay.unwrap_or(self.weight_decay);
+        Scalars {
+            step: lr / (1.0 - self.beta1.powi(steps as i32)),
+            root: (1.0 - self.beta2.powi(steps as i32)).sqrt().recip(),
+            shrink: if self.decoupled { 1.0 - lr * decay } else { 1.0 },
+            decay: if self.decoupled { 0.0 } else { decay },
+        }
+    }
+
+    fn states<'a>(self, states: &'a [Option<Moments>], slots: &[Slot<'_>]) -> Option<Vec<(&'a Moments, Scalars)>> {
+        slots
+            .iter()
+            .map(|slot| states[slot.index].as_ref().map(|state| (state, self.scalars(slot, state.steps))))
+            .collect()
+    }
+
+    /// One pass over memory; false where the tensors aren't dense f32 CPU memory.
+    fn step_fused(self, states: &[Option<Moments>], slots: &[Slot<'_>]) -> bool {
+        let Some(states) = self.states(states, slots) else { return false };
+        let params: Vec<&Tensor> = slots.iter().map(|s| s.param).collect();
+        let grads: Vec<&Tensor> = slots.iter().map(|s| s.grad).collect();
+        let first: Vec<&Tensor> = states.iter().map(|(state, _)| &state.moments[0]).collect();
+        let second: Vec<&Tensor> = states.iter().map(|(state, _)| &state.moments[1]).collect();
+        let scalars: Vec<[f32; 4]> =
+            states.iter().map(|(_, s)| [s.step as f32, s.root as f32, s.shrink as f32, s.decay as f32]).collect();
+        let (b1, b2, eps) = (self.beta1 as f32, self.beta2 as f32, self.eps as f32);
+        let (c1, c2) = ((1.0 - self.beta1) as f32, (1.0 - self.beta2) as f32);
+        fused::update([&params, &first, &second], [&grads], |i, [w, m, v], [g]| {
+            let [step, root, shrink, decay] = scalars[i];
+            let g = g + decay * *w;
+            *m = b1 * *m + c1 * g;
+            *v = b2 * *v + c2 * g * g;
+            *w = *w * shrink - step * *m / (v.sqrt() * root + eps);
+        })
+    }
+
+    /// The same by libtorch operations, for every device and kind.
+    fn step_plain(self, states: &[Option<Moments>], slots: &[Slot<'_>]) -> Result<()> {
+        let Some(states) = self.states(states, slots) else { return Ok(()) };
+        no_grad(|| {
+            for (slot, (state, scalars)) in slots.iter().zip(states) {
+                let kind = state_kind(slot.param);
+                let w = slot.param.to_kind(kind);
+                let g = slot.grad.to_kind(kind).f_add(&w.f_mul_scalar(scalars.decay)?)?;
+                let (m, v) = (&state.moments[0], &state.moments[1]);
+                let next = m.f_mul_scalar(self.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.beta1)?)?;
+                m.shallow_clone().f_copy_(&next)?;
+                let next = v.f_mul_scalar(self.beta2)?.f_add(&g.f_square()?.f_mul_scalar(1.0 - self.beta2)?)?;
+                v.shallow_clone().f_copy_(&next)?;
+                let scale = v.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(self.eps)?;
+                let moved =
+                    w.f_mul_scalar(scalars.shrink)?.f_sub(&m.f_mul_scalar(scalars.step)?.f_div(&scale)?)?;
+                slot.param.shallow_clone().f_copy_(&moved)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Adam (`DECOUPLED = false`) and AdamW (`true`), under the names [`Adam`] and [`AdamW`].
+#[derive(Debug)]
+pub struct AdamFamily<const DECOUPLED: bool> {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the mean of gradients.
+    pub beta1: f64,
+    /// Decay of the mean of squared gradients.
+    pub beta2: f64,
+    /// Added to the root of the mean square.
+    pub eps: f64,
+    /// Weight decay λ.
+    pub weight_decay: f64,
+    states: Vec<Option<Moments>>,
+}
+
+/// Adam with PyTorch's formulas; weight decay (default 0) is added to the gradient.
+pub type Adam = AdamFamily<false>;
+/// AdamW with PyTorch's formulas; weight decay (default 0.01) shrinks the weights by `lr·λ` each step.
+pub type AdamW = AdamFamily<true>;
+
+impl<const DECOUPLED: bool> Default for AdamFamily<DECOUPLED> {
+    fn default() -> Self {
+        let weight_decay = if DECOUPLED { 0.01 } else { 0.0 };
+        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay, states: Vec::new() }
+    }
+}
+
+impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
+    /// PyTorch's defaults with this learning rate; set the public fields for more.
+    pub fn new(lr: f64) -> Self {
+        Self { lr, ..Self::default() }
+    }
+
+    /// # Errors
+    /// [`Error::InvalidConfig`](crate::Error::InvalidConfig) naming the field.
+    pub fn validate(&self) -> Result<()> {
+        self.rule().validate()
+    }
+
+    fn rule(&self) -> Rule {
+        let Self { lr, beta1, beta2, eps, weight_decay, .. } = *self;
+        Rule { lr, beta1, beta2, eps, weight_decay, decoupled: DECOUPLED }
+    }
+}
+
+impl<const DECOUPLED: bool> BaseOptimizer for AdamFamily<DECOUPLED> {
+    fn name(&self) -> &'static str {
+        if DECOUPLED { "AdamW" } else { "Adam" }
+    }
+
+    fn step(&mut self, slots: &[Slot<'_>]) -> Result<()> {
+        prepare(&mut self.states, slots, 2);
+        if self.rule().step_fused(&self.states, slots) {
+            return Ok(());
+        }
+        self.rule().step_plain(&self.states, slots)
+    }
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.lr = lr;
+    }
+
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    fn settings(&self) -> Value {
+        let Self { beta1, beta2, eps, weight_decay, .. } = self;
+        json!({ "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay })
+    }
+
+    fn state_dict(&self, names: &[String]) -> Result<StateDict> {
+        Ok(save(self, &self.states, names, &["mean", "mean_square"]))
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict, params: &[(&str, &Tensor)]) -> Result<()> {
+        (self.lr, self.states) = load(self, state, params, &["mean", "mean_square"])?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::test_support::paths_agree;
+
+    #[test]
+    fn the_fused_step_equals_the_plain_step() {
+        for weight_decay in [0.0, 0.1] {
+            paths_agree(
+                || Adam { weight_decay, ..Adam::new(0.01) },
+                |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
+                |a, slots| a.rule().step_plain(&a.states, slots).unwrap(),
+                |a, slots| prepare(&mut a.states, slots, 2),
+            );
+            paths_agree(
+                || AdamW { weight_decay, ..AdamW::new(0.01) },
+                |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
+                |a, slots| a.rule().step_plain(&a.states, slots).unwrap(),
+                |a, slots| prepare(&mut a.states, slots, 2),
+            );
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Base optimizers: what makes a step out of the final gradient.
+//!
+//! [`Sgd`], [`Adam`] and [`AdamW`] follow PyTorch's formulas, keep their state in f32 (f64 for f64
+//! parameters) and can be saved. [`TchOptimizer`] hands the gradient to a `tch::nn::Optimizer`.
+
+mod adam;
+mod adapter;
+mod sgd;
+
+pub use adam::{Adam, AdamFamily, AdamW};
+pub use adapter::TchOptimizer;
+pub use sgd::Sgd;
+
+use crate::{Error, Result};
+use tensor::StateDict;
+use tensor::tch::{Kind, Tensor};
+
+/// One parameter with its final gradient, as a base optimizer sees it.
+#[derive(Debug)]
+pub struct Slot<'a> {
+    /// Position among all parameters of the optimizer: the key of its state.
+    pub index: usize,
+    /// Name, for messages and saved states.
+    pub name: &'a str,
+    /// The parameter, to be changed in place.
+    pub param: &'a Tensor,
+    /// The final gradient, of the parameter's shape.
+    pub grad: &'a Tensor,
+    /// Factor on the learning rate.
+    pub lr_scale: f64,
+    /// Weight decay in place of the optimizer's.
+    pub weight_decay: Option<f64>,
+}
+
+/// What makes a step out of gradients.
+pub trait BaseOptimizer {
+    /// Name for messages and saved states.
+    fn name(&self) -> &'static str;
+
+    /// Applies one step to the parameters that have a gradient.
+    ///
+    /// # Errors
+    /// What libtorch reports.
+    fn step(&mut self, slots: &[Slot<'_>]) -> Result<()>;
+
+    /// The learning rate.
+    fn lr(&self) -> f64;
+
+    /// Sets the learning rate.
+    fn set_lr(&mut self, lr: f64);
+
+    /// Weight decay of parameters whose group has none of its own.
+    fn weight_decay(&self) -> f64;
+
+    /// The settings apart from the learning rate, which a saved state must share.
+    fn settings(&self) -> serde_json::Value;
+
+    /// The state of every parameter, with `names` in the order of their indices.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the state can't be read.
+    fn state_dict(&self, names: &[String]) -> Result<StateDict>;
+
+    /// Replaces the state; on an error nothing has changed.
+    ///
+    /// # Errors
+    /// [`Error::State`] when it doesn't fit, [`Error::Unsupported`] where a state can't be written.
+    fn load_state_dict(&mut self, state: &StateDict, params: &[(&str, &Tensor)]) -> Result<()>;
+}
+
+/// State of one parameter: its step count and its moments.
+#[derive(Debug)]
+pub(crate) struct Moments {
+    pub(crate) steps: i64,
+    pub(crate) moments: Vec<Tensor>,
+}
+
+impl Moments {
+    fn zeros(count: usize, param: &Tensor) -> Self {
+        let kind = state_kind(param);
+        Self { steps: 0, moments: (0..count).map(|_| param.detach().zeros_like().to_kind(kind)).collect() }
+    }
+}
+
+/// Kind of state and arithmetic for a parameter: f64 for f64, f32 for all others.
+pub(crate) fn state_kind(param: &Tensor) -> Kind {
+    if param.kind() == Kind::Double { Kind::Double } else { Kind::Float }
+}
+
+/// Makes sure that every slot has its state of `count` moments.
+pub(crate) fn prepare(states: &mut Vec<Option<Moments>>, slots: &[Slot<'_>], count: usize) {
+    for slot in slots {
+        if states.len() <= slot.index {
+            states.resize_with(slot.index + 1, || None);
+        }
+        states[slot.index].get_or_insert_with(|| Moments::zeros(count, slot.param)).steps += 1;
+    }
+}
+
+/// Saves the states as `"{moment}/{name}"` and `"steps/{name}"`.
+pub(crate) fn save(
+    base: &impl BaseOptimizer,
+    states: &[Option<Moments>],
+    names: &[String],
+    moments: &[&str],
+) -> StateDict {
+    let mut dict = StateDict::default();
+    dict.meta.insert("base".into(), base.name().into());
+    dict.meta.insert("base_settings".into(), base.settings());
+    dict.meta.insert("lr".into(), base.lr().into());
+    for (state, name) in states.iter().zip(names) {
+        let Some(state) = state else { continue };
+        dict.tensors.insert(format!("steps/{name}"), Tensor::from_slice(&[state.steps]));
+        for (moment, tensor) in moments.iter().zip(&state.moments) {
+            dict.tensors.insert(format!("{moment}/{name}"), tensor.copy());
+        }
+    }
+    dict
+}
+
+/// Reads what [`save`] wrote; returns the learning rate and the states.
+pub(crate) fn load(
+    base: &impl BaseOptimizer,
+    dict: &StateDict,
+    params: &[(&str, &Tensor)],
+    moments: &[&str],
+) -> Result<(f64, Vec<Option<Moments>>)> {
+    let saved = dict.meta.get("base").and_then(|v| v.as_str()).unwrap_or("nothing");
+    if saved != base.name() {
+        let reason = format!("it was saved by {saved}, but the base optimizer is {}.", base.name());
+        return Err(Error::State { reason });
+    }
+    let (own, theirs) = (base.settings(), dict.meta.get("base_settings").unwrap_or(&serde_json::Value::Null));
+    if *theirs != own {
+        let reason = format!("the base optimizer's settings were {theirs}, those here are {own}.");
+        return Err(Error::State { reason });
+    }
+    let lr = dict
+        .meta
+        .get("lr")
+        .and_then(serde_json::Value::as_f64)
+        .ok_or_else(|| Error::State { reason: "it has no learning rate \"lr\".".into() })?;
+    for key in dict.tensors.keys() {
+        let name = key.split_once('/').map_or(key.as_str(), |(_, name)| name);
+        if !params.iter().any(|(known, _)| *known == name) {
+            return Err(Error::State { reason: format!("it has a state for \"{name}\", which is no parameter here.") });
+        }
+    }
+    let mut states = Vec::with_capacity(params.len());
+    for (name, param) in params {
+        let Some(steps) = dict.tensors.get(&format!("steps/{name}")) else {
+            states.push(None);
+            continue;
+        };
+        let mut loaded = Vec::with_capacity(moments.len());
+        for moment in moments {
+            let key = format!("{moment}/{name}");
+            let tensor = dict
+                .tensors
+                .get(&key)
+                .ok_or_else(|| Error::State { reason: format!("the tensor \"{key}\" is missing.") })?;
+            if tensor.size() != param.size() {
+                return Err(Error::State {
+                    reason: format!(
+                        "\"{key}\" has the shape {:?}, but the parameter has {:?}.",
+                        tensor.size(),
+                        param.size()
+                    ),
+                });
+            }
+            loaded.push(tensor.to_device(param.device()).to_kind(state_kind(param)).copy());
+        }
+        states.push(Some(Moments { steps: steps.int64_value(&[0]), moments: loaded }));
+    }
+    Ok((lr, states))
+}
+
+/// Refuses a value outside `[low, high)`.
+pub(crate) fn check(field: &str, value: f64, low: f64, high: f64) -> Result<()> {
+    if value.is_finite() && value >= low && value < high {
+        Ok(())
+    } else {
+        let bound = if high.is_infinite() { String::new() } else { format!(" and below {high}") };
+        Err(Error::invalid(field, format!("finite, at least {low}{bound}"), value))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod test_support {
+    use super::*;
+    use tensor::Seed;
+
+    /// Ten steps of the fused and of the plain path from the same point on the same gradients.
+    pub(crate) fn paths_agree<B>(
+        make: impl Fn() -> B,
+        fused: impl Fn(&mut B, &[Slot<'_>]),
+        plain: impl Fn(&mut B, &[Slot<'_>]),
+        prepare: impl Fn(&mut B, &[Slot<'_>]),
+    ) {
+        let shapes: [&[i64]; 4] = [&[40, 30], &[7], &[1], &[3, 5, 2]];
+        let random = |seed: Seed| -> Vec<Tensor> {
+            let mut list = Vec::new();
+            for (i, shape) in shapes.iter().enumerate() {
+                let mut values = vec![0.0f32; shape.iter().product::<i64>() as usize];
+                seed.fill_normal(&mut values, i as u64);
+                list.push(Tensor::from_slice(&values).reshape(*shape));
+            }
+            list
+        };
+        let run = |step: &dyn Fn(&mut B, &[Slot<'_>])| {
+            let mut base = make();
+            let params = random(Seed::new(1));
+            for t in 0..10 {
+                let grads = random(Seed::new(2).index(t));
+                let slots: Vec<Slot<'_>> = params
+                    .iter()
+                    .zip(&grads)
+                    .enumerate()
+                    .map(|(index, (param, grad))| Slot {
+                        index,
+                        name: "p",
+                        param,
+                        grad,
+                        lr_scale: if index == 1 { 0.5 } else { 1.0 },
+                        weight_decay: (index == 2).then_some(0.0),
+                    })
+                    .collect();
+                prepare(&mut base, &slots);
+                step(&mut base, &slots);
+            }
+            params
+        };
+        for (a, b) in run(&fused).iter().zip(run(&plain)) {
+            let largest = (a - &b).abs().max().double_value(&[]);
+            // Ten steps of f32 arithmetic in another order.
+            assert!(largest < 2e-6, "the paths differ by {largest}");
+        }
+    }
+}

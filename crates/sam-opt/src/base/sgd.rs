@@ -1,0 +1,182 @@
+//! Stochastic gradient descent with momentum.
+
+use super::{BaseOptimizer, Moments, Slot, check, load, prepare, save, state_kind};
+use crate::{Error, Result};
+use serde_json::{Value, json};
+use tensor::StateDict;
+use tensor::fused;
+use tensor::tch::{Tensor, no_grad};
+
+/// SGD with PyTorch's formulas: `d = g + λw`, `b = μb + (1 − dampening)d` (`b = d` at first), then
+/// `w ← w − lr·b`, or `w ← w − lr·(d + μb)` with Nesterov's momentum.
+#[derive(Debug)]
+pub struct Sgd {
+    /// Learning rate.
+    pub lr: f64,
+    /// Momentum μ.
+    pub momentum: f64,
+    /// Dampening of the gradient in the momentum.
+    pub dampening: f64,
+    /// Nesterov's momentum.
+    pub nesterov: bool,
+    /// Weight decay λ (added to the gradient).
+    pub weight_decay: f64,
+    states: Vec<Option<Moments>>,
+}
+
+impl Default for Sgd {
+    fn default() -> Self {
+        Self { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, states: Vec::new() }
+    }
+}
+
+impl Sgd {
+    /// Plain SGD; set the public fields for more.
+    pub fn new(lr: f64) -> Self {
+        Self { lr, momentum: 0.0, ..Self::default() }
+    }
+
+    /// SGD with momentum.
+    pub fn with_momentum(lr: f64, momentum: f64) -> Self {
+        Self { lr, momentum, ..Self::default() }
+    }
+
+    /// # Errors
+    /// [`Error::InvalidConfig`] naming the field.
+    pub fn validate(&self) -> Result<()> {
+        check("lr", self.lr, 0.0, f64::INFINITY)?;
+        check("momentum", self.momentum, 0.0, 1.0)?;
+        check("weight_decay", self.weight_decay, 0.0, f64::INFINITY)?;
+        check("dampening", self.dampening, 0.0, 1.0 + f64::EPSILON)?;
+        if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
+            return Err(Error::invalid(
+                "nesterov",
+                "off, or used with a momentum above 0 and no dampening",
+                format!("on with momentum {} and dampening {}", self.momentum, self.dampening),
+            ));
+        }
+        Ok(())
+    }
+
+    /// One pass over memory; false where the tensors aren't dense f32 CPU memory.
+    fn step_fused(&self, slots: &[Slot<'_>]) -> bool {
+        let params: Vec<&Tensor> = slots.iter().map(|s| s.param).collect();
+        let grads: Vec<&Tensor> = slots.iter().map(|s| s.grad).collect();
+        let rates: Vec<(f32, f32)> = slots
+            .iter()
+            .map(|s| ((self.lr * s.lr_scale) as f32, s.weight_decay.unwrap_or(self.weight_decay) as f32))
+            .collect();
+        if self.momentum == 0.0 {
+            return fused::update([&params], [&grads], |i, [w], [g]| {
+                let (lr, decay) = rates[i];
+                *w -= lr * (g + decay * *w);
+            });
+        }
+        let Some((buffers, first)) = self.buffers(slots) else { return false };
+        let (momentum, keep) = (self.momentum as f32, (1.0 - self.dampening) as f32);
+        let nesterov = self.nesterov;
+        fused::update([&params, &buffers], [&grads], |i, [w, b], [g]| {
+            let (lr, decay) = rates[i];
+            let d = g + decay * *w;
+            *b = if first[i] { d } else { momentum * *b + keep * d };
+            *w -= lr * if nesterov { d + momentum * *b } else { *b };
+        })
+    }
+
+    fn buffers(&self, slots: &[Slot<'_>]) -> Option<(Vec<&Tensor>, Vec<bool>)> {
+        slots
+            .iter()
+            .map(|s| self.states[s.index].as_ref().map(|state| (&state.moments[0], state.steps == 1)))
+            .collect::<Option<Vec<_>>>()
+            .map(|pairs| pairs.into_iter().unzip())
+    }
+
+    /// The same by libtorch operations, for every device and kind.
+    fn step_plain(&self, slots: &[Slot<'_>]) -> Result<()> {
+        no_grad(|| {
+            for slot in slots {
+                let kind = state_kind(slot.param);
+                let w = slot.param.to_kind(kind);
+                let decay = slot.weight_decay.unwrap_or(self.weight_decay);
+                let mut d = slot.grad.to_kind(kind);
+                if decay != 0.0 {
+                    d = d.f_add(&w.f_mul_scalar(decay)?)?;
+                }
+                if self.momentum != 0.0
+                    && let Some(state) = &self.states[slot.index]
+                {
+                    let b = &state.moments[0];
+                    let next = if state.steps == 1 {
+                        d.shallow_clone()
+                    } else {
+                        b.f_mul_scalar(self.momentum)?.f_add(&d.f_mul_scalar(1.0 - self.dampening)?)?
+                    };
+                    b.shallow_clone().f_copy_(&next)?;
+                    d = if self.nesterov { d.f_add(&b.f_mul_scalar(self.momentum)?)? } else { b.shallow_clone() };
+                }
+                let moved = w.f_sub(&d.f_mul_scalar(self.lr * slot.lr_scale)?)?;
+                slot.param.shallow_clone().f_copy_(&moved)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl BaseOptimizer for Sgd {
+    fn name(&self) -> &'static str {
+        "Sgd"
+    }
+
+    fn step(&mut self, slots: &[Slot<'_>]) -> Result<()> {
+        if self.momentum != 0.0 {
+            prepare(&mut self.states, slots, 1);
+        }
+        if self.step_fused(slots) { Ok(()) } else { self.step_plain(slots) }
+    }
+
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.lr = lr;
+    }
+
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    fn settings(&self) -> Value {
+        let Self { momentum, dampening, nesterov, weight_decay, .. } = self;
+        json!({ "momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": weight_decay })
+    }
+
+    fn state_dict(&self, names: &[String]) -> Result<StateDict> {
+        Ok(save(self, &self.states, names, &["momentum"]))
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict, params: &[(&str, &Tensor)]) -> Result<()> {
+        (self.lr, self.states) = load(self, state, params, &["momentum"])?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::test_support::paths_agree;
+
+    #[test]
+    fn the_fused_step_equals_the_plain_step() {
+        for (momentum, dampening, nesterov, weight_decay) in
+            [(0.0, 0.0, false, 0.01), (0.9, 0.0, false, 0.0), (0.9, 0.3, false, 0.1), (0.8, 0.0, true, 0.02)]
+        {
+            let make = || Sgd { lr: 0.1, momentum, dampening, nesterov, weight_decay, ..Sgd::default() };
+            paths_agree(make, |sgd, slots| assert!(sgd.step_fused(slots)), |sgd, slots| sgd.step_plain(slots).unwrap(), |sgd, slots| {
+                if momentum != 0.0 {
+                    prepare(&mut sgd.states, slots, 1);
+                }
+            });
+        }
+    }
+}

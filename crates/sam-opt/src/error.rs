@@ -1,0 +1,150 @@
+//! What can go wrong in a step; every message names the value and the way out.
+
+use crate::pass::PassKind;
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A radius that is negative or not finite.
+    #[error("{field} is {rho}, but a radius must be finite and at least 0 (0 turns the perturbation off).")]
+    InvalidRho {
+        /// Which radius: `rho`, `rho_min`, the radius of a group.
+        field: String,
+        /// The value.
+        rho: f64,
+    },
+    /// Another field of a configuration is outside its domain.
+    #[error("{field} must be {expected}, but it is {got}.")]
+    InvalidConfig {
+        /// The field.
+        field: String,
+        /// What would be accepted.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// A group without tensors, or no group at all.
+    #[error("Parameter group {group} is empty: give it at least one tensor, or leave the group out.")]
+    EmptyGroup {
+        /// Index of the group.
+        group: usize,
+    },
+    /// One tensor in two places.
+    #[error("The parameter \"{name}\" appears twice in the groups (also as \"{other}\"): list it once.")]
+    DuplicateParam {
+        /// The second entry.
+        name: String,
+        /// The first entry.
+        other: String,
+    },
+    /// The loss isn't a scalar.
+    #[error("The closure returned a loss of shape {got:?} in the {pass} pass: reduce it to a scalar, for example with `mean`.")]
+    LossShape {
+        /// The pass.
+        pass: PassKind,
+        /// The shape that came.
+        got: Vec<i64>,
+    },
+    /// The loss has no graph.
+    #[error("The closure returned a detached loss in the {pass} pass: compute it without `no_grad` and `detach`, in a fresh forward pass.")]
+    Detached {
+        /// The pass.
+        pass: PassKind,
+    },
+    /// The closure handed out the loss of an earlier pass.
+    #[error("The closure returned the loss tensor of the main pass again in the {pass} pass: run a fresh forward pass each time it is called.")]
+    StaleLoss {
+        /// The pass.
+        pass: PassKind,
+    },
+    /// The loss depends on no parameter of the groups.
+    #[error("The loss of the {pass} pass depends on no trainable parameter of the groups: pass the model's own tensors to the optimizer.")]
+    NoGradient {
+        /// The pass.
+        pass: PassKind,
+    },
+    /// A loss or a gradient norm that isn't finite. Parameters, buffers and optimizer state are unchanged.
+    #[error("The {what} of the {pass} pass is {value}. Nothing was changed: lower the learning rate or the radius, look at the batch, or use `step_scaled`, which skips such steps.")]
+    NonFinite {
+        /// "loss" or "gradient norm".
+        what: &'static str,
+        /// The pass.
+        pass: PassKind,
+        /// Its value.
+        value: f64,
+    },
+    /// The parameters are perturbed already.
+    #[error("The parameter \"{name}\" is perturbed already: finish or drop the open guard first.")]
+    NestedPerturbation {
+        /// The first such parameter.
+        name: String,
+    },
+    /// Half-precision parameters that a perturbation of this size can't move.
+    #[error("The perturbation is below the spacing of numbers for {percent:.0} % of the half-precision scalars (parameter \"{name}\" has the kind {kind}): keep f32 parameters and cast in the forward pass, or raise rho.")]
+    LowPrecisionParams {
+        /// The first half-precision parameter.
+        name: String,
+        /// Its kind.
+        kind: String,
+        /// Share of scalars that wouldn't move.
+        percent: f64,
+    },
+    /// The closure computed its loss on other data in a later pass of the same step.
+    #[error("The closure's loss at the same parameters was {first} and then {second} within one step: use the batch that `Pass::step` and `Pass::micro` name in every pass, and take random numbers from libtorch's generator.")]
+    BatchChanged {
+        /// Loss of the main pass.
+        first: f64,
+        /// Loss of the check.
+        second: f64,
+    },
+    /// A saved state that doesn't fit.
+    #[error("The saved state doesn't fit this optimizer: {reason}")]
+    State {
+        /// What doesn't fit.
+        reason: String,
+    },
+    /// The base optimizer can't do what was asked.
+    #[error("{base} can't {what}: {way_out}")]
+    Unsupported {
+        /// The base optimizer.
+        base: &'static str,
+        /// What was asked.
+        what: &'static str,
+        /// What to do.
+        way_out: &'static str,
+    },
+    /// The closure failed; the parameters are what they were before the step.
+    #[error("The closure failed: {0}")]
+    Closure(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// An error of the tensor layer.
+    #[error(transparent)]
+    Tensor(tensor::Error),
+    /// libtorch reported an error.
+    #[error("libtorch reports: {0}")]
+    Torch(#[from] tensor::tch::TchError),
+}
+
+impl Error {
+    /// Wraps an error of the user's closure.
+    pub fn closure(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Error::Closure(error.into())
+    }
+
+    pub(crate) fn invalid(field: &str, expected: impl Into<String>, got: impl ToString) -> Self {
+        Error::InvalidConfig { field: field.into(), expected: expected.into(), got: got.to_string() }
+    }
+}
+
+impl From<tensor::Error> for Error {
+    fn from(error: tensor::Error) -> Self {
+        match error {
+            tensor::Error::NestedPerturbation { name } => Error::NestedPerturbation { name },
+            tensor::Error::DuplicateParam { name, other } => Error::DuplicateParam { name, other },
+            other => Error::Tensor(other),
+        }
+    }
+}
+
+/// The crate's result.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+
+pub mod base;
+mod config;
+mod direction;
+mod error;
+mod group;
+mod pass;
+mod rule;
+mod scope;
+mod stats;
+mod two_pass;
+
+pub use base::{Adam, AdamW, BaseOptimizer, Sgd, TchOptimizer};
+pub use config::{AsamConfig, AsamScope, BnMode, GsamConfig, PerturbScope, RhoSchedule, SagmConfig, SamConfig};
+pub use error::{Error, Result};
+pub use group::{ParamGroup, buffers};
+pub use pass::{Pass, PassKind};
+pub use rule::{GsamRule, Rule, SagmRule, SamRule};
+pub use stats::{LossScaler, SamStats, StepOutcome};
+pub use tensor;
+pub use two_pass::{Gsam, PerturbedGuard, Sagm, Sam, TwoPass};

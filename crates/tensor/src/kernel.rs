@@ -1,0 +1,185 @@
+//! Loops over the memory of dense f32 CPU tensors, several lists of tensors at a time.
+//!
+//! One pass over memory replaces one libtorch dispatch per tensor per operation. The safe face of this
+//! module is [`crate::fused`]; the plain versions beside each caller are what the tests compare with.
+#![allow(unsafe_code)]
+
+use rayon::prelude::*;
+use tch::{Device, Kind, Tensor};
+
+/// Elements per unit of work. Partial sums are kept per unit and added in order, so a sum doesn't depend
+/// on the number of threads.
+const CHUNK: usize = 1 << 14;
+/// Below this many elements in all, waking the thread pool costs more than it saves.
+const SERIAL_BELOW: usize = 1 << 17;
+/// Independent accumulators in a reduction, so that additions don't wait for each other.
+const LANES: usize = 8;
+
+/// The memory of one tensor: `len` f32 values from `start`.
+#[derive(Clone, Copy)]
+struct Memory {
+    start: *mut f32,
+    len: usize,
+}
+
+// SAFETY: a `Memory` is only an address; who dereferences it (below) holds borrows of the tensors for the
+// whole parallel region and hands every element to exactly one task.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+fn memory(tensor: &Tensor) -> Option<Memory> {
+    let dense = tensor.defined()
+        && tensor.device() == Device::Cpu
+        && tensor.f_kind().is_ok_and(|kind| kind == Kind::Float)
+        && !tensor.is_sparse()
+        && !tensor.is_mkldnn()
+        && tensor.is_contiguous();
+    dense.then(|| Memory { start: tensor.data_ptr().cast(), len: tensor.numel() })
+}
+
+fn memories(list: &[&Tensor]) -> Option<Vec<Memory>> {
+    list.iter().map(|tensor| memory(tensor)).collect()
+}
+
+/// True when no written range meets another written range or a read range.
+fn disjoint(written: &[Vec<Memory>], read: &[Vec<Memory>]) -> bool {
+    let range = |m: &Memory, writes: bool| (m.start as usize, m.start as usize + 4 * m.len, writes);
+    let mut ranges: Vec<_> = written
+        .iter()
+        .flatten()
+        .map(|m| range(m, true))
+        .chain(read.iter().flatten().map(|m| range(m, false)))
+        .filter(|(start, end, _)| start < end)
+        .collect();
+    ranges.sort_unstable();
+    let mut last_write_end = 0;
+    let mut last_end = 0;
+    for (start, end, writes) in ranges {
+        if start < last_write_end || (writes && start < last_end) {
+            return false;
+        }
+        last_end = last_end.max(end);
+        if writes {
+            last_write_end = last_write_end.max(end);
+        }
+    }
+    true
+}
+
+/// Units of work `(tensor, start, length)`.
+fn units(lengths: impl Iterator<Item = usize>) -> Vec<(usize, usize, usize)> {
+    let mut units = Vec::new();
+    for (tensor, length) in lengths.enumerate() {
+        for start in (0..length).step_by(CHUNK) {
+            units.push((tensor, start, CHUNK.min(length - start)));
+        }
+    }
+    units
+}
+
+fn same_lengths(lists: &[&[Memory]]) -> bool {
+    lists.windows(2).all(|pair| {
+        pair[0].len() == pair[1].len() && pair[0].iter().zip(pair[1]).all(|(a, b)| a.len == b.len)
+    })
+}
+
+/// Sums `f(tensor index, values)` over all elements of `N` lists of tensors read in step, in f64.
+///
+/// `None` when a tensor isn't dense f32 CPU memory, or the lists don't match element by element.
+pub(crate) fn reduce<const N: usize, const K: usize>(
+    lists: [&[&Tensor]; N],
+    f: impl Fn(usize, [f32; N]) -> [f64; K] + Sync,
+) -> Option<[f64; K]> {
+    let mut memory = Vec::with_capacity(N);
+    for list in lists {
+        memory.push(memories(list)?);
+    }
+    if !same_lengths(&memory.iter().map(Vec::as_slice).collect::<Vec<_>>()) {
+        return None;
+    }
+    let units = units(memory[0].iter().map(|m| m.len));
+    let total: usize = memory[0].iter().map(|m| m.len).sum();
+    let one = |&(tensor, start, length): &(usize, usize, usize)| -> [f64; K] {
+        let slices: [&[f32]; N] = std::array::from_fn(|n| {
+            // SAFETY: the range lies inside tensor `n`, whose handle is borrowed by the caller; nothing
+            // writes to it during the call, since writers need `update` or libtorch on this thread.
+            unsafe { std::slice::from_raw_parts(memory[n][tensor].start.add(start), length) }
+        });
+        let mut lanes = [[0.0f64; LANES]; K];
+        let whole = length / LANES * LANES;
+        for base in (0..whole).step_by(LANES) {
+            let block: [&[f32; LANES]; N] = std::array::from_fn(|n| {
+                slices[n][base..base + LANES].try_into().expect("the block has LANES elements")
+            });
+            for lane in 0..LANES {
+                let terms = f(tensor, std::array::from_fn(|n| block[n][lane]));
+                for k in 0..K {
+                    lanes[k][lane] += terms[k];
+                }
+            }
+        }
+        for i in whole..length {
+            let terms = f(tensor, std::array::from_fn(|n| slices[n][i]));
+            for k in 0..K {
+                lanes[k][0] += terms[k];
+            }
+        }
+        std::array::from_fn(|k| lanes[k].iter().sum())
+    };
+    let partial: Vec<[f64; K]> = if total < SERIAL_BELOW {
+        units.iter().map(one).collect()
+    } else {
+        units.par_iter().map(one).collect()
+    };
+    Some(std::array::from_fn(|k| partial.iter().map(|p| p[k]).sum()))
+}
+
+/// Applies `f(tensor index, written values, read values)` to all elements of `M` written and `N` read lists.
+///
+/// False, with nothing written, when a tensor isn't dense f32 CPU memory, the lists don't match element by
+/// element, or a written tensor shares memory with another one.
+pub(crate) fn update<const M: usize, const N: usize>(
+    written: [&[&Tensor]; M],
+    read: [&[&Tensor]; N],
+    f: impl Fn(usize, &mut [f32; M], [f32; N]) + Sync,
+) -> bool {
+    let collect = |lists: &[&[&Tensor]]| -> Option<Vec<Vec<Memory>>> {
+        lists.iter().map(|list| memories(list)).collect()
+    };
+    let (Some(written), Some(read)) = (collect(&written), collect(&read)) else { return false };
+    let all: Vec<&[Memory]> = written.iter().chain(&read).map(Vec::as_slice).collect();
+    if !same_lengths(&all) || !disjoint(&written, &read) {
+        return false;
+    }
+    let units = units(written[0].iter().map(|m| m.len));
+    let total: usize = written[0].iter().map(|m| m.len).sum();
+    let one = |&(tensor, start, length): &(usize, usize, usize)| {
+        // SAFETY: the range lies inside each tensor; `disjoint` has shown that written ranges meet nothing
+        // else, and the units partition every tensor, so this task alone touches these elements.
+        let out: [&mut [f32]; M] = std::array::from_fn(|m| unsafe {
+            std::slice::from_raw_parts_mut(written[m][tensor].start.add(start), length)
+        });
+        // SAFETY: as above; read ranges are written by nobody during the call.
+        let input: [&[f32]; N] = std::array::from_fn(|n| unsafe {
+            std::slice::from_raw_parts(read[n][tensor].start.add(start), length)
+        });
+        for i in 0..length {
+            // SAFETY: every slice has exactly `length` elements; checked indexing keeps the loop from
+            // being vectorized.
+            unsafe {
+                let mut values: [f32; M] = std::array::from_fn(|m| *out[m].get_unchecked(i));
+                f(tensor, &mut values, std::array::from_fn(|n| *input[n].get_unchecked(i)));
+                for m in 0..M {
+                    *out[m].get_unchecked_mut(i) = values[m];
+                }
+            }
+        }
+    };
+    if total < SERIAL_BELOW {
+        units.iter().for_each(one);
+    } else {
+        units.par_iter().for_each(one);
+    }
+    true
+}

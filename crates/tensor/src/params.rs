@@ -1,0 +1,509 @@
+//! Parameter sets: named tensors seen as one flat vector.
+//!
+//! [`ParamSet`] names the point, [`ParamVec`] a direction at it (a gradient, a perturbation). Norms and inner
+//! products are in f64 over all tensors together. [`ParamSet::guard`] makes the parameters safe to change:
+//! the guard copies them back, bit for bit, when it goes out of scope, also on an error or a panic.
+
+use crate::{Error, Result, autograd, fused};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use tch::{Kind, Tensor, no_grad};
+
+/// Addresses of the parameters that an open [`RestoreGuard`] protects, in the whole process.
+static PERTURBED: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
+
+fn address(tensor: &Tensor) -> usize {
+    tensor.data_ptr() as usize
+}
+
+/// Named tensors (any shapes and kinds) that together are one flat vector of [`numel`](Self::numel) scalars.
+#[derive(Debug)]
+pub struct ParamSet {
+    names: Vec<String>,
+    tensors: Vec<Tensor>,
+}
+
+impl ParamSet {
+    /// Builds the set from names and tensor handles (shallow: the set shares memory with the model).
+    ///
+    /// # Errors
+    /// [`Error::EmptyParamSet`] without tensors, [`Error::DuplicateParam`] when a name or a tensor comes
+    /// twice, [`Error::OverlappingParams`] when two tensors share memory.
+    pub fn new(params: impl IntoIterator<Item = (String, Tensor)>) -> Result<Self> {
+        let (names, tensors): (Vec<_>, Vec<_>) = params.into_iter().unzip();
+        if tensors.is_empty() {
+            return Err(Error::EmptyParamSet);
+        }
+        let mut seen = BTreeMap::new();
+        for name in &names {
+            if seen.insert(name, ()).is_some() {
+                return Err(Error::DuplicateParam { name: name.clone(), other: name.clone() });
+            }
+        }
+        check_disjoint(&names, &tensors)?;
+        Ok(Self { names, tensors })
+    }
+
+    /// The trainable variables of a variable store, ordered by name.
+    ///
+    /// # Errors
+    /// As [`ParamSet::new`]; a store in which nothing is trainable is [`Error::EmptyParamSet`].
+    pub fn from_var_store(store: &tch::nn::VarStore) -> Result<Self> {
+        let ordered: BTreeMap<String, Tensor> = store.variables().into_iter().collect();
+        Self::new(ordered.into_iter().filter(|(_, tensor)| tensor.requires_grad()))
+    }
+
+    /// The names, in order.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The tensors, in order.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// Names and tensors, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.names.iter().map(String::as_str).zip(&self.tensors)
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// False: a set has at least one tensor.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// Number of scalars.
+    pub fn numel(&self) -> usize {
+        self.tensors.iter().map(Tensor::numel).sum()
+    }
+
+    /// The parameters' values now, as a vector that doesn't share memory with them.
+    pub fn snapshot(&self) -> ParamVec {
+        no_grad(|| ParamVec { parts: self.tensors.iter().map(|t| Some(t.detach().copy())).collect() })
+    }
+
+    /// Euclidean norm of all parameters together.
+    pub fn norm(&self) -> f64 {
+        self.as_vec().norm()
+    }
+
+    /// Adds `alpha · direction` to the parameters in place; parts that are `None` are left alone.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the direction doesn't fit.
+    pub fn axpy(&self, alpha: f64, direction: &ParamVec) -> Result<()> {
+        self.as_vec().axpy(alpha, direction)
+    }
+
+    /// Overwrites the parameters in place; parts that are `None` are left alone.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the values don't fit.
+    pub fn assign(&self, values: &ParamVec) -> Result<()> {
+        self.check(values)?;
+        no_grad(|| {
+            for (tensor, value) in self.tensors.iter().zip(&values.parts) {
+                if let Some(value) = value {
+                    tensor.shallow_clone().f_copy_(value)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Gradient of the scalar `loss` with respect to every parameter; `None` for those it doesn't depend on.
+    ///
+    /// # Errors
+    /// [`Error::Detached`] when `loss` has no graph; [`Error::Shape`] when it isn't a scalar.
+    pub fn gradient(&self, loss: &Tensor) -> Result<ParamVec> {
+        autograd::gradient(loss, self)
+    }
+
+    /// Copies the parameters, and restores them when the returned guard is dropped.
+    ///
+    /// # Errors
+    /// [`Error::NestedPerturbation`] when one of the parameters is under another open guard.
+    pub fn guard(&self) -> Result<RestoreGuard> {
+        self.guard_with(None)
+    }
+
+    /// As [`guard`](Self::guard), reusing the memory of an earlier guard's copy.
+    ///
+    /// # Errors
+    /// As [`guard`](Self::guard).
+    pub fn guard_with(&self, scratch: Option<Scratch>) -> Result<RestoreGuard> {
+        let guard = RestoreGuard::open(self, scratch)?;
+        no_grad(|| {
+            for (copy, tensor) in guard.copies.iter().zip(&guard.tensors) {
+                copy.shallow_clone().f_copy_(tensor)?;
+            }
+            Ok(guard)
+        })
+    }
+
+    /// Adds `alpha_i · direction_i` to parameter `i` under a guard: copy and addition in one pass.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the direction doesn't fit, [`Error::NestedPerturbation`] as [`guard`](Self::guard).
+    pub fn perturb(&self, alphas: &[f64], direction: &ParamVec, scratch: Option<Scratch>) -> Result<RestoreGuard> {
+        self.check(direction)?;
+        if alphas.len() != self.len() {
+            return Err(Error::invalid("alphas", format!("{} factors, one a parameter", self.len()), alphas.len()));
+        }
+        let guard = RestoreGuard::open(self, scratch)?;
+        if !guard.copy_and_add_fused(alphas, direction) {
+            guard.copy_and_add_plain(alphas, direction)?;
+        }
+        Ok(guard)
+    }
+
+    /// A vector of the shapes of this set, all zeros.
+    pub fn zeros(&self) -> ParamVec {
+        no_grad(|| ParamVec { parts: self.tensors.iter().map(|t| Some(t.detach().zeros_like())).collect() })
+    }
+
+    /// Splits a flat vector (`[numel]`) into the shapes of this set.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the length differs.
+    pub fn unflatten(&self, flat: &Tensor) -> Result<ParamVec> {
+        let expected = vec![self.numel() as i64];
+        if flat.size() != expected {
+            return Err(Error::Shape { what: "The flat vector".into(), expected, got: flat.size() });
+        }
+        let mut start = 0;
+        let mut parts = Vec::with_capacity(self.len());
+        for tensor in &self.tensors {
+            let length = tensor.numel() as i64;
+            parts.push(Some(flat.f_narrow(0, start, length)?.f_reshape(tensor.size())?));
+            start += length;
+        }
+        Ok(ParamVec { parts })
+    }
+
+    /// A vector that shares memory with the parameters.
+    fn as_vec(&self) -> ParamVec {
+        ParamVec { parts: self.tensors.iter().map(|t| Some(t.detach())).collect() }
+    }
+
+    pub(crate) fn check(&self, vector: &ParamVec) -> Result<()> {
+        if vector.parts.len() != self.len() {
+            return Err(Error::invalid(
+                "the direction",
+                format!("{} parts, one a parameter", self.len()),
+                vector.parts.len(),
+            ));
+        }
+        for ((name, tensor), part) in self.iter().zip(&vector.parts) {
+            if let Some(part) = part
+                && part.size() != tensor.size()
+            {
+                return Err(Error::Shape {
+                    what: format!("The part for the parameter \"{name}\""),
+                    expected: tensor.size(),
+                    got: part.size(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses one tensor under two names, and tensors that are views into each other.
+fn check_disjoint(names: &[String], tensors: &[Tensor]) -> Result<()> {
+    let mut spans: Vec<(usize, usize, usize)> = tensors
+        .iter()
+        .enumerate()
+        .filter(|(_, t)| t.numel() > 0)
+        .map(|(i, t)| {
+            // Bytes from the first to the last element, also for a strided view.
+            let extent: i64 =
+                t.size().iter().zip(t.stride()).map(|(&size, stride)| (size - 1) * stride).sum::<i64>() + 1;
+            let start = address(t);
+            (start, start + extent as usize * t.kind().elt_size_in_bytes(), i)
+        })
+        .collect();
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        let ((start, end, i), (next, next_end, j)) = (pair[0], pair[1]);
+        let (first, second) = (i.min(j), i.max(j));
+        if start == next && end == next_end {
+            return Err(Error::DuplicateParam { name: names[second].clone(), other: names[first].clone() });
+        }
+        if next < end {
+            return Err(Error::OverlappingParams { name: names[first].clone(), other: names[second].clone() });
+        }
+    }
+    Ok(())
+}
+
+/// A direction in the space of a [`ParamSet`]: one tensor a parameter, `None` where there is no gradient.
+#[derive(Debug)]
+pub struct ParamVec {
+    pub(crate) parts: Vec<Option<Tensor>>,
+}
+
+impl ParamVec {
+    /// A direction from its parts; `None` counts as zeros in sums and leaves a parameter alone in updates.
+    pub fn new(parts: Vec<Option<Tensor>>) -> Self {
+        Self { parts }
+    }
+
+    /// The parts, in the order of the parameter set.
+    pub fn parts(&self) -> &[Option<Tensor>] {
+        &self.parts
+    }
+
+    /// The parts that are there.
+    pub fn present(&self) -> Vec<&Tensor> {
+        self.parts.iter().flatten().collect()
+    }
+
+    /// True when no part is there.
+    pub fn is_empty(&self) -> bool {
+        self.parts.iter().all(Option::is_none)
+    }
+
+    /// A copy that doesn't share memory.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        no_grad(|| Self { parts: self.parts.iter().map(|p| p.as_ref().map(Tensor::copy)).collect() })
+    }
+
+    /// Euclidean norm, accumulated in f64.
+    pub fn norm(&self) -> f64 {
+        let present = self.present();
+        fused::reduce([&present], |_, [x]| [f64::from(x) * f64::from(x)])
+            .map_or_else(|| plain_dot(&present, &present), |[sum]| sum)
+            .sqrt()
+    }
+
+    /// Inner product, accumulated in f64, over the parts that both have.
+    pub fn dot(&self, other: &Self) -> f64 {
+        let (a, b) = self.common(other);
+        fused::reduce([&a, &b], |_, [x, y]| [f64::from(x) * f64::from(y)])
+            .map_or_else(|| plain_dot(&a, &b), |[sum]| sum)
+    }
+
+    /// `self ← self + alpha · other` in place, over the parts that both have.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when a part's shape differs.
+    pub fn axpy(&self, alpha: f64, other: &Self) -> Result<()> {
+        let (y, x) = self.common(other);
+        for (y, x) in y.iter().zip(&x) {
+            if y.size() != x.size() {
+                return Err(Error::Shape { what: "A part".into(), expected: y.size(), got: x.size() });
+            }
+        }
+        let alpha32 = alpha as f32;
+        if fused::update([&y], [&x], |_, [y], [x]| *y += alpha32 * x) {
+            return Ok(());
+        }
+        no_grad(|| {
+            for (y, x) in y.iter().zip(&x) {
+                let sum = y.f_add(&x.f_mul_scalar(alpha)?)?;
+                y.shallow_clone().f_copy_(&sum)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Adds another direction in place; a part that only the other one has is taken over.
+    ///
+    /// # Errors
+    /// As [`axpy`](Self::axpy).
+    pub fn accumulate(&mut self, other: Self) -> Result<()> {
+        self.axpy(1.0, &other)?;
+        for (own, part) in self.parts.iter_mut().zip(other.parts) {
+            if own.is_none() {
+                *own = part;
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplies every part by `factor` in place.
+    ///
+    /// # Errors
+    /// What libtorch reports.
+    pub fn scale(&self, factor: f64) -> Result<()> {
+        let parts = self.present();
+        let factor32 = factor as f32;
+        if fused::update([&parts], [], |_, [y], []| *y *= factor32) {
+            return Ok(());
+        }
+        no_grad(|| {
+            for part in parts {
+                let _ = part.shallow_clone().f_mul_scalar_(factor)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// One flat tensor `[numel]`; parts that are `None` are zeros of the parameter's shape.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the vector doesn't fit `params`.
+    pub fn flatten(&self, params: &ParamSet) -> Result<Tensor> {
+        params.check(self)?;
+        let parts: Vec<Tensor> = self
+            .parts
+            .iter()
+            .zip(&params.tensors)
+            .map(|(part, tensor)| match part {
+                Some(part) => part.reshape([-1]),
+                None => tensor.detach().zeros_like().reshape([-1]),
+            })
+            .collect();
+        Ok(Tensor::f_cat(&parts, 0)?)
+    }
+
+    fn common<'a>(&'a self, other: &'a Self) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {
+        self.parts.iter().zip(&other.parts).filter_map(|(a, b)| Some((a.as_ref()?, b.as_ref()?))).unzip()
+    }
+}
+
+/// The inner product by libtorch operations, in f64; for every device and kind.
+fn plain_dot(a: &[&Tensor], b: &[&Tensor]) -> f64 {
+    no_grad(|| {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| (a.to_kind(Kind::Double) * b.to_kind(Kind::Double)).sum(Kind::Double).double_value(&[]))
+            .sum()
+    })
+}
+
+/// Memory of a closed guard, kept for the next one.
+#[derive(Debug)]
+pub struct Scratch {
+    copies: Vec<Tensor>,
+}
+
+impl Scratch {
+    fn fits(&self, params: &ParamSet) -> bool {
+        self.copies.len() == params.len()
+            && self.copies.iter().zip(&params.tensors).all(|(copy, tensor)| {
+                copy.size() == tensor.size() && copy.kind() == tensor.kind() && copy.device() == tensor.device()
+            })
+    }
+}
+
+/// Keeps a copy of parameters and puts it back, bit for bit, when dropped.
+///
+/// While a guard is open its parameters count as perturbed ([`is_perturbed`]), and a second guard over any
+/// of them is refused.
+#[derive(Debug)]
+pub struct RestoreGuard {
+    tensors: Vec<Tensor>,
+    copies: Vec<Tensor>,
+}
+
+impl RestoreGuard {
+    /// Marks the parameters as perturbed and provides memory for the copies (not yet filled).
+    fn open(params: &ParamSet, scratch: Option<Scratch>) -> Result<Self> {
+        let mut perturbed = PERTURBED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((name, _)) = params.iter().find(|(_, t)| perturbed.contains(&address(t))) {
+            return Err(Error::NestedPerturbation { name: name.to_owned() });
+        }
+        let copies = match scratch.filter(|scratch| scratch.fits(params)) {
+            Some(scratch) => scratch.copies,
+            None => no_grad(|| params.tensors.iter().map(|t| t.detach().empty_like()).collect()),
+        };
+        perturbed.extend(params.tensors.iter().map(address));
+        Ok(Self { tensors: params.tensors.iter().map(Tensor::shallow_clone).collect(), copies })
+    }
+
+    fn copy_and_add_fused(&self, alphas: &[f64], direction: &ParamVec) -> bool {
+        // Every parameter is copied; those without a direction are not moved. The fused loop wants lists of
+        // equal length, so it only takes the case that every part is there.
+        let parts = direction.present();
+        if parts.len() != self.tensors.len() {
+            return false;
+        }
+        let tensors: Vec<&Tensor> = self.tensors.iter().collect();
+        let copies: Vec<&Tensor> = self.copies.iter().collect();
+        let alphas: Vec<f32> = alphas.iter().map(|&a| a as f32).collect();
+        fused::update([&tensors, &copies], [&parts], |i, [w, copy], [d]| {
+            *copy = *w;
+            *w += alphas[i] * d;
+        })
+    }
+
+    fn copy_and_add_plain(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        no_grad(|| {
+            for (copy, tensor) in self.copies.iter().zip(&self.tensors) {
+                copy.shallow_clone().f_copy_(tensor)?;
+            }
+            for ((tensor, part), &alpha) in self.tensors.iter().zip(&direction.parts).zip(alphas) {
+                if let Some(part) = part {
+                    // Half kinds round once: the sum is formed in f32.
+                    let wide = if matches!(tensor.kind(), Kind::Double) { Kind::Double } else { Kind::Float };
+                    let moved = tensor.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
+                    tensor.shallow_clone().f_copy_(&moved)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The copies: the parameters as they were when the guard was opened, in the set's order.
+    pub fn originals(&self) -> &[Tensor] {
+        &self.copies
+    }
+
+    /// Restores the parameters now and returns the memory of the copies.
+    pub fn close(mut self) -> Scratch {
+        self.restore();
+        Scratch { copies: std::mem::take(&mut self.copies) }
+    }
+
+    /// Keeps the parameters as they are now.
+    pub fn dismiss(mut self) {
+        self.release();
+        self.copies.clear();
+    }
+
+    fn release(&self) {
+        let mut perturbed = PERTURBED.lock().unwrap_or_else(PoisonError::into_inner);
+        for tensor in &self.tensors {
+            perturbed.remove(&address(tensor));
+        }
+    }
+
+    fn restore(&self) {
+        if self.copies.len() != self.tensors.len() {
+            return;
+        }
+        let tensors: Vec<&Tensor> = self.tensors.iter().collect();
+        let copies: Vec<&Tensor> = self.copies.iter().collect();
+        if !fused::update([&tensors], [&copies], |_, [w], [copy]| *w = copy) {
+            no_grad(|| {
+                for (tensor, copy) in self.tensors.iter().zip(&self.copies) {
+                    // Shapes and kinds agree by construction; drop can't report, and must not panic twice.
+                    let _ = tensor.shallow_clone().f_copy_(copy);
+                }
+            });
+        }
+        self.release();
+    }
+}
+
+impl Drop for RestoreGuard {
+    fn drop(&mut self) {
+        if !self.copies.is_empty() {
+            self.restore();
+        }
+    }
+}
+
+/// True when an open [`RestoreGuard`] protects the tensor: its values are not the model's own.
+pub fn is_perturbed(tensor: &Tensor) -> bool {
+    PERTURBED.lock().unwrap_or_else(PoisonError::into_inner).contains(&address(tensor))
+}
