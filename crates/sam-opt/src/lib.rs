@@ -11,7 +11,7 @@ mod scope;
 mod stats;
 mod two_pass;
 
-pub use base::{Adam, AdamW, BaseOptimizer, Sgd, TchOptimizer};
+pub use base::{Adam, AdamConfig, AdamW, BaseOptimizer, Sgd, SgdConfig, TchOptimizer};
 pub use config::{AsamConfig, AsamScope, BnMode, GsamConfig, PerturbScope, RhoSchedule, SagmConfig, SamConfig};
 pub use error::{Error, Result};
 pub use group::{ParamGroup, buffers};

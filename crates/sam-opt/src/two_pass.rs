@@ -67,6 +67,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     /// An invalid configuration, an empty group, a tensor or name that comes twice, tensors that share memory.
     pub fn new(groups: Vec<ParamGroup>, base: B, config: R::Config) -> Result<Self> {
         R::validate(&config)?;
+        base.validate()?;
         group::validate(&groups)?;
         let all = ParamSet::new(
             groups.iter().flat_map(|g| g.names.iter().cloned().zip(g.params.iter().map(Tensor::shallow_clone))),

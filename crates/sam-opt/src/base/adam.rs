@@ -2,6 +2,7 @@
 
 use super::{BaseOptimizer, Moments, Slot, check, load, prepare, save, state_kind};
 use crate::Result;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tensor::StateDict;
 use tensor::fused;
@@ -9,12 +10,8 @@ use tensor::tch::{Tensor, no_grad};
 
 /// The arithmetic that Adam and AdamW share.
 #[derive(Debug, Clone, Copy)]
-struct Rule {
-    lr: f64,
-    beta1: f64,
-    beta2: f64,
-    eps: f64,
-    weight_decay: f64,
+struct Rule<'a> {
+    config: &'a AdamConfig,
     /// Decay the weights themselves (AdamW) rather than through the gradient (Adam).
     decoupled: bool,
 }
@@ -28,21 +25,13 @@ struct Scalars {
     decay: f64,
 }
 
-impl Rule {
-    fn validate(self) -> Result<()> {
-        check("lr", self.lr, 0.0, f64::INFINITY)?;
-        check("beta1", self.beta1, 0.0, 1.0)?;
-        check("beta2", self.beta2, 0.0, 1.0)?;
-        check("eps", self.eps, 0.0, f64::INFINITY)?;
-        check("weight_decay", self.weight_decay, 0.0, f64::INFINITY)
-    }
-
+impl Rule<'_> {
     fn scalars(self, slot: &Slot<'_>, steps: i64) -> Scalars {
-        let lr = self.lr * slot.lr_scale;
-        let decay = slot.weight_decay.unwrap_or(self.weight_decay);
+        let lr = self.config.lr * slot.lr_scale;
+        let decay = slot.weight_decay.unwrap_or(self.config.weight_decay);
         Scalars {
-            step: lr / (1.0 - self.beta1.powi(steps as i32)),
-            root: (1.0 - self.beta2.powi(steps as i32)).sqrt().recip(),
+            step: lr / (1.0 - self.config.beta1.powi(steps as i32)),
+            root: (1.0 - self.config.beta2.powi(steps as i32)).sqrt().recip(),
             shrink: if self.decoupled { 1.0 - lr * decay } else { 1.0 },
             decay: if self.decoupled { 0.0 } else { decay },
         }
@@ -64,8 +53,8 @@ impl Rule {
         let second: Vec<&Tensor> = states.iter().map(|(state, _)| &state.moments[1]).collect();
         let scalars: Vec<[f32; 4]> =
             states.iter().map(|(_, s)| [s.step as f32, s.root as f32, s.shrink as f32, s.decay as f32]).collect();
-        let (b1, b2, eps) = (self.beta1 as f32, self.beta2 as f32, self.eps as f32);
-        let (c1, c2) = ((1.0 - self.beta1) as f32, (1.0 - self.beta2) as f32);
+        let (b1, b2, eps) = (self.config.beta1 as f32, self.config.beta2 as f32, self.config.eps as f32);
+        let (c1, c2) = ((1.0 - self.config.beta1) as f32, (1.0 - self.config.beta2) as f32);
         fused::update([&params, &first, &second], [&grads], |i, [w, m, v], [g]| {
             let [step, root, shrink, decay] = scalars[i];
             let g = g + decay * *w;
@@ -84,11 +73,11 @@ impl Rule {
                 let w = slot.param.to_kind(kind);
                 let g = slot.grad.to_kind(kind).f_add(&w.f_mul_scalar(scalars.decay)?)?;
                 let (m, v) = (&state.moments[0], &state.moments[1]);
-                let next = m.f_mul_scalar(self.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.beta1)?)?;
+                let next = m.f_mul_scalar(self.config.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.config.beta1)?)?;
                 m.shallow_clone().f_copy_(&next)?;
-                let next = v.f_mul_scalar(self.beta2)?.f_add(&g.f_square()?.f_mul_scalar(1.0 - self.beta2)?)?;
+                let next = v.f_mul_scalar(self.config.beta2)?.f_add(&g.f_square()?.f_mul_scalar(1.0 - self.config.beta2)?)?;
                 v.shallow_clone().f_copy_(&next)?;
-                let scale = v.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(self.eps)?;
+                let scale = v.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(self.config.eps)?;
                 let moved =
                     w.f_mul_scalar(scalars.shrink)?.f_sub(&m.f_mul_scalar(scalars.step)?.f_div(&scale)?)?;
                 slot.param.shallow_clone().f_copy_(&moved)?;
@@ -98,9 +87,11 @@ impl Rule {
     }
 }
 
-/// Adam (`DECOUPLED = false`) and AdamW (`true`), under the names [`Adam`] and [`AdamW`].
-#[derive(Debug)]
-pub struct AdamFamily<const DECOUPLED: bool> {
+/// Settings of [`Adam`] and [`AdamW`]. The defaults are PyTorch's for Adam; [`AdamConfig::decoupled`] gives
+/// those for AdamW.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdamConfig {
     /// Learning rate.
     pub lr: f64,
     /// Decay of the mean of gradients.
@@ -111,42 +102,69 @@ pub struct AdamFamily<const DECOUPLED: bool> {
     pub eps: f64,
     /// Weight decay λ.
     pub weight_decay: f64,
-    states: Vec<Option<Moments>>,
 }
 
-/// Adam with PyTorch's formulas; weight decay (default 0) is added to the gradient.
-pub type Adam = AdamFamily<false>;
-/// AdamW with PyTorch's formulas; weight decay (default 0.01) shrinks the weights by `lr·λ` each step.
-pub type AdamW = AdamFamily<true>;
-
-impl<const DECOUPLED: bool> Default for AdamFamily<DECOUPLED> {
+impl Default for AdamConfig {
     fn default() -> Self {
-        let weight_decay = if DECOUPLED { 0.01 } else { 0.0 };
-        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay, states: Vec::new() }
+        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 }
     }
 }
 
-impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
-    /// PyTorch's defaults with this learning rate; set the public fields for more.
-    pub fn new(lr: f64) -> Self {
-        Self { lr, ..Self::default() }
+impl AdamConfig {
+    /// PyTorch's defaults for AdamW: weight decay 0.01.
+    pub fn decoupled() -> Self {
+        Self { weight_decay: 0.01, ..Self::default() }
     }
 
+    /// Checks every field.
+    ///
     /// # Errors
     /// [`Error::InvalidConfig`](crate::Error::InvalidConfig) naming the field.
     pub fn validate(&self) -> Result<()> {
-        self.rule().validate()
+        check("lr", self.lr, 0.0, f64::INFINITY)?;
+        check("beta1", self.beta1, 0.0, 1.0)?;
+        check("beta2", self.beta2, 0.0, 1.0)?;
+        check("eps", self.eps, 0.0, f64::INFINITY)?;
+        check("weight_decay", self.weight_decay, 0.0, f64::INFINITY)
+    }
+}
+
+/// Adam (`DECOUPLED = false`) and AdamW (`true`), under the names [`Adam`] and [`AdamW`].
+#[derive(Debug)]
+pub struct AdamFamily<const DECOUPLED: bool> {
+    config: AdamConfig,
+    states: Vec<Option<Moments>>,
+}
+
+/// Adam with PyTorch's formulas; weight decay is added to the gradient.
+pub type Adam = AdamFamily<false>;
+/// AdamW with PyTorch's formulas; weight decay shrinks the weights by `lr·λ` each step.
+pub type AdamW = AdamFamily<true>;
+
+impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
+    /// PyTorch's defaults with this learning rate.
+    pub fn new(lr: f64) -> Self {
+        let defaults = if DECOUPLED { AdamConfig::decoupled() } else { AdamConfig::default() };
+        Self::from_config(AdamConfig { lr, ..defaults })
     }
 
-    fn rule(&self) -> Rule {
-        let Self { lr, beta1, beta2, eps, weight_decay, .. } = *self;
-        Rule { lr, beta1, beta2, eps, weight_decay, decoupled: DECOUPLED }
+    /// With these settings; they are checked when a wrapping optimizer is built.
+    pub fn from_config(config: AdamConfig) -> Self {
+        Self { config, states: Vec::new() }
+    }
+
+    fn rule(&self) -> Rule<'_> {
+        Rule { config: &self.config, decoupled: DECOUPLED }
     }
 }
 
 impl<const DECOUPLED: bool> BaseOptimizer for AdamFamily<DECOUPLED> {
     fn name(&self) -> &'static str {
         if DECOUPLED { "AdamW" } else { "Adam" }
+    }
+
+    fn validate(&self) -> Result<()> {
+        self.config.validate()
     }
 
     fn step(&mut self, slots: &[Slot<'_>]) -> Result<()> {
@@ -158,19 +176,19 @@ impl<const DECOUPLED: bool> BaseOptimizer for AdamFamily<DECOUPLED> {
     }
 
     fn lr(&self) -> f64 {
-        self.lr
+        self.config.lr
     }
 
     fn set_lr(&mut self, lr: f64) {
-        self.lr = lr;
+        self.config.lr = lr;
     }
 
     fn weight_decay(&self) -> f64 {
-        self.weight_decay
+        self.config.weight_decay
     }
 
     fn settings(&self) -> Value {
-        let Self { beta1, beta2, eps, weight_decay, .. } = self;
+        let AdamConfig { beta1, beta2, eps, weight_decay, .. } = self.config;
         json!({ "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay })
     }
 
@@ -179,7 +197,7 @@ impl<const DECOUPLED: bool> BaseOptimizer for AdamFamily<DECOUPLED> {
     }
 
     fn load_state_dict(&mut self, state: &StateDict, params: &[(&str, &Tensor)]) -> Result<()> {
-        (self.lr, self.states) = load(self, state, params, &["mean", "mean_square"])?;
+        (self.config.lr, self.states) = load(self, state, params, &["mean", "mean_square"])?;
         Ok(())
     }
 }
@@ -193,13 +211,13 @@ mod tests {
     fn the_fused_step_equals_the_plain_step() {
         for weight_decay in [0.0, 0.1] {
             paths_agree(
-                || Adam { weight_decay, ..Adam::new(0.01) },
+                || Adam::from_config(AdamConfig { lr: 0.01, weight_decay, ..AdamConfig::default() }),
                 |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
                 |a, slots| a.rule().step_plain(&a.states, slots).unwrap(),
                 |a, slots| prepare(&mut a.states, slots, 2),
             );
             paths_agree(
-                || AdamW { weight_decay, ..AdamW::new(0.01) },
+                || AdamW::from_config(AdamConfig { lr: 0.01, weight_decay, ..AdamConfig::default() }),
                 |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
                 |a, slots| a.rule().step_plain(&a.states, slots).unwrap(),
                 |a, slots| prepare(&mut a.states, slots, 2),

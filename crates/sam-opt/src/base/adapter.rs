@@ -29,6 +29,10 @@ impl BaseOptimizer for TchOptimizer {
         "tch::nn::Optimizer"
     }
 
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn step(&mut self, slots: &[Slot<'_>]) -> Result<()> {
         if slots.iter().any(|s| s.lr_scale != 1.0 || s.weight_decay.is_some()) {
             return Err(Error::Unsupported {

@@ -7,9 +7,9 @@ mod adam;
 mod adapter;
 mod sgd;
 
-pub use adam::{Adam, AdamFamily, AdamW};
+pub use adam::{Adam, AdamConfig, AdamFamily, AdamW};
 pub use adapter::TchOptimizer;
-pub use sgd::Sgd;
+pub use sgd::{Sgd, SgdConfig};
 
 use crate::{Error, Result};
 use tensor::StateDict;
@@ -36,6 +36,12 @@ pub struct Slot<'a> {
 pub trait BaseOptimizer {
     /// Name for messages and saved states.
     fn name(&self) -> &'static str;
+
+    /// Checks the settings; called when a wrapping optimizer is built.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] naming the field.
+    fn validate(&self) -> Result<()>;
 
     /// Applies one step to the parameters that have a gradient.
     ///

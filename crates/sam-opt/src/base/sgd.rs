@@ -2,15 +2,16 @@
 
 use super::{BaseOptimizer, Moments, Slot, check, load, prepare, save, state_kind};
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tensor::StateDict;
 use tensor::fused;
 use tensor::tch::{Tensor, no_grad};
 
-/// SGD with PyTorch's formulas: `d = g + λw`, `b = μb + (1 − dampening)d` (`b = d` at first), then
-/// `w ← w − lr·b`, or `w ← w − lr·(d + μb)` with Nesterov's momentum.
-#[derive(Debug)]
-pub struct Sgd {
+/// Settings of [`Sgd`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SgdConfig {
     /// Learning rate.
     pub lr: f64,
     /// Momentum μ.
@@ -21,33 +22,24 @@ pub struct Sgd {
     pub nesterov: bool,
     /// Weight decay λ (added to the gradient).
     pub weight_decay: f64,
-    states: Vec<Option<Moments>>,
 }
 
-impl Default for Sgd {
+impl Default for SgdConfig {
     fn default() -> Self {
-        Self { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, states: Vec::new() }
+        Self { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 }
     }
 }
 
-impl Sgd {
-    /// Plain SGD; set the public fields for more.
-    pub fn new(lr: f64) -> Self {
-        Self { lr, momentum: 0.0, ..Self::default() }
-    }
-
-    /// SGD with momentum.
-    pub fn with_momentum(lr: f64, momentum: f64) -> Self {
-        Self { lr, momentum, ..Self::default() }
-    }
-
+impl SgdConfig {
+    /// Checks every field.
+    ///
     /// # Errors
     /// [`Error::InvalidConfig`] naming the field.
     pub fn validate(&self) -> Result<()> {
         check("lr", self.lr, 0.0, f64::INFINITY)?;
         check("momentum", self.momentum, 0.0, 1.0)?;
         check("weight_decay", self.weight_decay, 0.0, f64::INFINITY)?;
-        check("dampening", self.dampening, 0.0, 1.0 + f64::EPSILON)?;
+        check("dampening", self.dampening, 0.0, 1.0)?;
         if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
             return Err(Error::invalid(
                 "nesterov",
@@ -57,6 +49,31 @@ impl Sgd {
         }
         Ok(())
     }
+}
+
+/// SGD with PyTorch's formulas: `d = g + λw`, `b = μb + (1 − dampening)d` (`b = d` at first), then
+/// `w ← w − lr·b`, or `w ← w − lr·(d + μb)` with Nesterov's momentum.
+#[derive(Debug)]
+pub struct Sgd {
+    config: SgdConfig,
+    states: Vec<Option<Moments>>,
+}
+
+impl Sgd {
+    /// Plain SGD.
+    pub fn new(lr: f64) -> Self {
+        Self::with_momentum(lr, 0.0)
+    }
+
+    /// SGD with momentum.
+    pub fn with_momentum(lr: f64, momentum: f64) -> Self {
+        Self::from_config(SgdConfig { lr, momentum, ..SgdConfig::default() })
+    }
+
+    /// With these settings; they are checked when a wrapping optimizer is built.
+    pub fn from_config(config: SgdConfig) -> Self {
+        Self { config, states: Vec::new() }
+    }
 
     /// One pass over memory; false where the tensors aren't dense f32 CPU memory.
     fn step_fused(&self, slots: &[Slot<'_>]) -> bool {
@@ -64,17 +81,17 @@ impl Sgd {
         let grads: Vec<&Tensor> = slots.iter().map(|s| s.grad).collect();
         let rates: Vec<(f32, f32)> = slots
             .iter()
-            .map(|s| ((self.lr * s.lr_scale) as f32, s.weight_decay.unwrap_or(self.weight_decay) as f32))
+            .map(|s| ((self.config.lr * s.lr_scale) as f32, s.weight_decay.unwrap_or(self.config.weight_decay) as f32))
             .collect();
-        if self.momentum == 0.0 {
+        if self.config.momentum == 0.0 {
             return fused::update([&params], [&grads], |i, [w], [g]| {
                 let (lr, decay) = rates[i];
                 *w -= lr * (g + decay * *w);
             });
         }
         let Some((buffers, first)) = self.buffers(slots) else { return false };
-        let (momentum, keep) = (self.momentum as f32, (1.0 - self.dampening) as f32);
-        let nesterov = self.nesterov;
+        let (momentum, keep) = (self.config.momentum as f32, (1.0 - self.config.dampening) as f32);
+        let nesterov = self.config.nesterov;
         fused::update([&params, &buffers], [&grads], |i, [w, b], [g]| {
             let (lr, decay) = rates[i];
             let d = g + decay * *w;
@@ -97,24 +114,24 @@ impl Sgd {
             for slot in slots {
                 let kind = state_kind(slot.param);
                 let w = slot.param.to_kind(kind);
-                let decay = slot.weight_decay.unwrap_or(self.weight_decay);
+                let decay = slot.weight_decay.unwrap_or(self.config.weight_decay);
                 let mut d = slot.grad.to_kind(kind);
                 if decay != 0.0 {
                     d = d.f_add(&w.f_mul_scalar(decay)?)?;
                 }
-                if self.momentum != 0.0
+                if self.config.momentum != 0.0
                     && let Some(state) = &self.states[slot.index]
                 {
                     let b = &state.moments[0];
                     let next = if state.steps == 1 {
                         d.shallow_clone()
                     } else {
-                        b.f_mul_scalar(self.momentum)?.f_add(&d.f_mul_scalar(1.0 - self.dampening)?)?
+                        b.f_mul_scalar(self.config.momentum)?.f_add(&d.f_mul_scalar(1.0 - self.config.dampening)?)?
                     };
                     b.shallow_clone().f_copy_(&next)?;
-                    d = if self.nesterov { d.f_add(&b.f_mul_scalar(self.momentum)?)? } else { b.shallow_clone() };
+                    d = if self.config.nesterov { d.f_add(&b.f_mul_scalar(self.config.momentum)?)? } else { b.shallow_clone() };
                 }
-                let moved = w.f_sub(&d.f_mul_scalar(self.lr * slot.lr_scale)?)?;
+                let moved = w.f_sub(&d.f_mul_scalar(self.config.lr * slot.lr_scale)?)?;
                 slot.param.shallow_clone().f_copy_(&moved)?;
             }
             Ok(())
@@ -127,27 +144,31 @@ impl BaseOptimizer for Sgd {
         "Sgd"
     }
 
+    fn validate(&self) -> Result<()> {
+        self.config.validate()
+    }
+
     fn step(&mut self, slots: &[Slot<'_>]) -> Result<()> {
-        if self.momentum != 0.0 {
+        if self.config.momentum != 0.0 {
             prepare(&mut self.states, slots, 1);
         }
         if self.step_fused(slots) { Ok(()) } else { self.step_plain(slots) }
     }
 
     fn lr(&self) -> f64 {
-        self.lr
+        self.config.lr
     }
 
     fn set_lr(&mut self, lr: f64) {
-        self.lr = lr;
+        self.config.lr = lr;
     }
 
     fn weight_decay(&self) -> f64 {
-        self.weight_decay
+        self.config.weight_decay
     }
 
     fn settings(&self) -> Value {
-        let Self { momentum, dampening, nesterov, weight_decay, .. } = self;
+        let SgdConfig { momentum, dampening, nesterov, weight_decay, .. } = self.config;
         json!({ "momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": weight_decay })
     }
 
@@ -156,7 +177,7 @@ impl BaseOptimizer for Sgd {
     }
 
     fn load_state_dict(&mut self, state: &StateDict, params: &[(&str, &Tensor)]) -> Result<()> {
-        (self.lr, self.states) = load(self, state, params, &["momentum"])?;
+        (self.config.lr, self.states) = load(self, state, params, &["momentum"])?;
         Ok(())
     }
 }
@@ -171,7 +192,7 @@ mod tests {
         for (momentum, dampening, nesterov, weight_decay) in
             [(0.0, 0.0, false, 0.01), (0.9, 0.0, false, 0.0), (0.9, 0.3, false, 0.1), (0.8, 0.0, true, 0.02)]
         {
-            let make = || Sgd { lr: 0.1, momentum, dampening, nesterov, weight_decay, ..Sgd::default() };
+            let make = || Sgd::from_config(SgdConfig { lr: 0.1, momentum, dampening, nesterov, weight_decay });
             paths_agree(make, |sgd, slots| assert!(sgd.step_fused(slots)), |sgd, slots| sgd.step_plain(slots).unwrap(), |sgd, slots| {
                 if momentum != 0.0 {
                     prepare(&mut sgd.states, slots, 1);

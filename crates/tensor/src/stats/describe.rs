@@ -79,7 +79,10 @@ mod tests {
             (0.9, 6.9),
             (1.0, 9.0),
         ] {
-            assert!((quantile(&values, q).unwrap() - expected).abs() < 1e-14, "{q}");
+            assert!(
+                (quantile(&values, q).unwrap() - expected).abs() < 1e-14,
+                "{q}"
+            );
         }
         assert_eq!(median(&[2.0]), Ok(2.0));
         assert_eq!(median(&[f64::MAX, -f64::MAX]), Ok(0.0));
@@ -98,12 +101,38 @@ mod tests {
             mean_std(&[1.0, f64::NAN]).unwrap_err().to_string(),
             "The value number 1 of `values` is NaN, but finite numbers are needed: leave failed runs out and report how many there were."
         );
-        assert!(matches!(mean_std(&[1.0]), Err(StatsError::TooFew { need: 2, got: 1, .. })));
-        assert!(matches!(median(&[]), Err(StatsError::TooFew { need: 1, got: 0, .. })));
-        assert!(matches!(quantile(&[1.0], 1.1), Err(StatsError::BadQuantile { .. })));
-        assert!(matches!(quantile(&[1.0], f64::NAN), Err(StatsError::BadQuantile { .. })));
-        assert!(matches!(mean_std(&[f64::MAX, f64::MAX]), Err(StatsError::Overflow { .. })));
-        assert!(matches!(mean_std(&[f64::MAX, -f64::MAX]), Err(StatsError::Overflow { .. })));
+        assert!(matches!(
+            mean_std(&[1.0]),
+            Err(StatsError::TooFew {
+                need: 2,
+                got: 1,
+                ..
+            })
+        ));
+        assert!(matches!(
+            median(&[]),
+            Err(StatsError::TooFew {
+                need: 1,
+                got: 0,
+                ..
+            })
+        ));
+        assert!(matches!(
+            quantile(&[1.0], 1.1),
+            Err(StatsError::BadQuantile { .. })
+        ));
+        assert!(matches!(
+            quantile(&[1.0], f64::NAN),
+            Err(StatsError::BadQuantile { .. })
+        ));
+        assert!(matches!(
+            mean_std(&[f64::MAX, f64::MAX]),
+            Err(StatsError::Overflow { .. })
+        ));
+        assert!(matches!(
+            mean_std(&[f64::MAX, -f64::MAX]),
+            Err(StatsError::Overflow { .. })
+        ));
     }
 
     proptest! {

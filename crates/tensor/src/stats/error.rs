@@ -52,9 +52,7 @@ pub enum StatsError {
     },
 
     /// All values are the same, so there is nothing to order by.
-    #[error(
-        "All values of `{what}` are {value}: a rank correlation needs values that differ."
-    )]
+    #[error("All values of `{what}` are {value}: a rank correlation needs values that differ.")]
     Constant {
         /// Name of the argument.
         what: &'static str,

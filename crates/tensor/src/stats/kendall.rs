@@ -110,8 +110,7 @@ fn sort_counting_exchanges(values: &mut [f64], scratch: &mut [f64]) -> u64 {
         return 0;
     }
     let (low, high) = values.split_at_mut(n / 2);
-    let mut count =
-        sort_counting_exchanges(low, scratch) + sort_counting_exchanges(high, scratch);
+    let mut count = sort_counting_exchanges(low, scratch) + sort_counting_exchanges(high, scratch);
     let (mut i, mut j) = (0, 0);
     for slot in &mut scratch[..n] {
         if j == high.len() || (i < low.len() && low[i] <= high[j]) {
@@ -178,12 +177,23 @@ mod tests {
     #[test]
     fn bad_input_is_named() {
         assert_eq!(
-            kendall_tau(&[1.0, 2.0], &[3.0, 3.0]).unwrap_err().to_string(),
+            kendall_tau(&[1.0, 2.0], &[3.0, 3.0])
+                .unwrap_err()
+                .to_string(),
             "All values of `b` are 3: a rank correlation needs values that differ."
         );
-        assert!(matches!(kendall_tau(&[1.0], &[3.0]), Err(StatsError::TooFew { .. })));
-        assert!(matches!(kendall_tau(&[1.0], &[]), Err(StatsError::UnequalLengths { .. })));
-        assert!(matches!(kendall_tau(&[1.0, f64::NAN], &[3.0, 4.0]), Err(StatsError::NonFinite { .. })));
+        assert!(matches!(
+            kendall_tau(&[1.0], &[3.0]),
+            Err(StatsError::TooFew { .. })
+        ));
+        assert!(matches!(
+            kendall_tau(&[1.0], &[]),
+            Err(StatsError::UnequalLengths { .. })
+        ));
+        assert!(matches!(
+            kendall_tau(&[1.0, f64::NAN], &[3.0, 4.0]),
+            Err(StatsError::NonFinite { .. })
+        ));
     }
 
     proptest! {

@@ -37,7 +37,7 @@ pub fn wilcoxon_signed_rank(differences: &[f64]) -> Result<Wilcoxon, StatsError>
     let mut before = 0;
     for group in sorted.chunk_by(|a, b| a.abs() == b.abs()) {
         let size = group.len() as f64;
-        let rank = before as f64 + (size + 1.0) / 2.0; // the mean of the ranks before + 1 ..= before + size
+        let rank = before as f64 + f64::midpoint(1.0, size); // the mean of the ranks before + 1 ..= before + size
         positive += rank * group.iter().filter(|d| **d > 0.0).count() as f64;
         ties += size * (size * size - 1.0);
         before += group.len();
@@ -89,7 +89,10 @@ mod tests {
         let total = (n * (n + 1) / 2) as f64;
         let extreme = (0..1u32 << n)
             .filter(|signs| {
-                let sum: f64 = (0..n).filter(|i| signs >> i & 1 == 1).map(|i| (i + 1) as f64).sum();
+                let sum: f64 = (0..n)
+                    .filter(|i| signs >> i & 1 == 1)
+                    .map(|i| (i + 1) as f64)
+                    .sum();
                 sum.min(total - sum) <= statistic
             })
             .count();
@@ -105,12 +108,18 @@ mod tests {
     #[test]
     fn five_of_one_sign_reach_one_in_sixteen() {
         let test = wilcoxon_signed_rank(&[0.1, 0.2, 0.3, 0.4, 0.5]).unwrap();
-        assert_eq!((test.statistic, test.positive, test.p, test.exact), (0.0, 15.0, 0.0625, true));
+        assert_eq!(
+            (test.statistic, test.positive, test.p, test.exact),
+            (0.0, 15.0, 0.0625, true)
+        );
     }
 
     #[test]
     fn bad_input_is_named() {
-        assert!(matches!(wilcoxon_signed_rank(&[]), Err(StatsError::TooFew { .. })));
+        assert!(matches!(
+            wilcoxon_signed_rank(&[]),
+            Err(StatsError::TooFew { .. })
+        ));
         assert!(matches!(
             wilcoxon_signed_rank(&[1.0, f64::NAN]),
             Err(StatsError::NonFinite { index: 1, .. })

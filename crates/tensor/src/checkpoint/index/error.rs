@@ -19,7 +19,9 @@ pub enum IndexError {
     },
 
     /// A version that isn't read.
-    #[error("The file has GGUF version {version}, but only 2 and 3 (little-endian) are read: convert it with a current converter.")]
+    #[error(
+        "The file has GGUF version {version}, but only 2 and 3 (little-endian) are read: convert it with a current converter."
+    )]
     Version {
         /// The version of the file.
         version: u32,
@@ -61,7 +63,9 @@ pub enum IndexError {
     },
 
     /// A tensor's type isn't known, so its length can't be checked.
-    #[error("The tensor `{tensor}` has the type {dtype}, which isn't known: a newer Tessera may read it.")]
+    #[error(
+        "The tensor `{tensor}` has the type {dtype}, which isn't known: a newer Tessera may read it."
+    )]
     UnknownType {
         /// Name of the tensor.
         tensor: String,
@@ -148,7 +152,9 @@ pub enum IndexError {
     },
 
     /// Bytes of a safetensors file belong to no tensor, which its format forbids.
-    #[error("The bytes {range:?} of the file belong to no tensor, which safetensors doesn't allow.")]
+    #[error(
+        "The bytes {range:?} of the file belong to no tensor, which safetensors doesn't allow."
+    )]
     Unused {
         /// Where they lie.
         range: Range<u64>,

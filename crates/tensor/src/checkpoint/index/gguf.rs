@@ -161,7 +161,10 @@ pub fn read_gguf<R: Read + Seek>(file: &mut R, limits: &Limits) -> Result<GgufIn
     if magic != b"GGUF" {
         return Err(IndexError::NotThisFormat {
             format: "GGUF",
-            problem: format!("it must begin with `GGUF`, but begins with `{}`", magic.escape_ascii()),
+            problem: format!(
+                "it must begin with `GGUF`, but begins with `{}`",
+                magic.escape_ascii()
+            ),
         });
     }
     let version = reader.u32("the version")?;

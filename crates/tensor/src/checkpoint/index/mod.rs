@@ -43,7 +43,7 @@ pub struct Entry<D> {
     pub name: String,
     /// How its elements are stored.
     pub dtype: D,
-    /// Its dimensions, outermost first; none for a scalar. Their product doesn't overflow.
+    /// Its dimensions, outermost first; none for a scalar. The product of those above 0 doesn't overflow.
     pub shape: Vec<u64>,
     /// Where its bytes lie, counted from the start of the file. The range is as long as type and shape say, and lies in the file.
     pub range: Range<u64>,
@@ -104,12 +104,14 @@ fn no_duplicates<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), IndexEr
     Ok(())
 }
 
-/// The product of the dimensions.
+/// The product of the dimensions. That of those above 0 must not overflow either, so that strides computed in any order don't.
 fn elements(tensor: &str, shape: &[u64]) -> Result<u64, IndexError> {
-    shape
+    let product = shape
         .iter()
+        .filter(|&&dim| dim > 0)
         .try_fold(1u64, |product, &dim| product.checked_mul(dim))
-        .ok_or_else(|| overflow(tensor, shape))
+        .ok_or_else(|| overflow(tensor, shape))?;
+    Ok(if shape.contains(&0) { 0 } else { product })
 }
 
 fn overflow(tensor: &str, shape: &[u64]) -> IndexError {

@@ -118,8 +118,16 @@ pub fn read_safetensors<R: Read + Seek>(
     }
     let Header { tensors, metadata } =
         serde_json::from_slice(&text).map_err(|e| IndexError::malformed(e.to_string()))?;
-    within("the number of tensors", tensors.len() as u64, limits.tensors)?;
-    within("the number of metadata keys", metadata.len() as u64, limits.metadata)?;
+    within(
+        "the number of tensors",
+        tensors.len() as u64,
+        limits.tensors,
+    )?;
+    within(
+        "the number of metadata keys",
+        metadata.len() as u64,
+        limits.metadata,
+    )?;
     no_duplicates(metadata.iter().map(|(key, _)| key.as_str()))?;
     no_duplicates(tensors.iter().map(|(name, _)| name.as_str()))?;
 
