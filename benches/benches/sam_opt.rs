@@ -1,0 +1,67 @@
+//! Step cost of each optimizer over the base optimizer: `cargo bench -p benches --bench sam_opt`.
+#![allow(missing_docs)]
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use sam_opt::{Gsam, GsamConfig, ParamGroup, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use std::time::Duration;
+use tensor::Seed;
+use tensor::nn::{Mlp, MlpConfig};
+use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
+
+struct Problem {
+    store: VarStore,
+    net: Mlp,
+    x: Tensor,
+    y: Tensor,
+}
+
+impl Problem {
+    fn new(widths: &[i64], batch: i64) -> Self {
+        let store = VarStore::new(Device::Cpu);
+        let net = Mlp::new(&store.root(), &MlpConfig::relu(widths), Seed::new(0)).expect("the widths are valid");
+        let x = Tensor::randn([batch, widths[0]], (Kind::Float, Device::Cpu));
+        let y = Tensor::randint(10, [batch], (Kind::Int64, Device::Cpu));
+        Self { store, net, x, y }
+    }
+
+    fn groups(&self) -> Vec<ParamGroup> {
+        vec![ParamGroup::from_var_store(&self.store)]
+    }
+
+    fn loss(&self) -> Tensor {
+        self.net.forward_with(&self.x, true, true).cross_entropy_for_logits(&self.y)
+    }
+}
+
+fn step_cost(criterion: &mut Criterion) {
+    let base = || Sgd::with_momentum(0.01, 0.9);
+    for (net, widths) in [("small", &[64, 128, 128, 10][..]), ("large", &[784, 2048, 2048, 2048, 10][..])] {
+        for batch in [64, 256] {
+            let problem = Problem::new(widths, batch);
+            let mut group = criterion.benchmark_group(format!("{net} net, batch {batch}"));
+            group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+            for (name, config) in
+                [("sgd", SamConfig::sam(0.0)), ("sam", SamConfig::sam(0.05)), ("asam", SamConfig::asam(0.5))]
+            {
+                let mut sam = Sam::new(problem.groups(), base(), config).expect("valid settings");
+                group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                    b.iter(|| sam.step(|_| Ok(problem.loss())).expect("a finite loss"));
+                });
+            }
+            let config = GsamConfig { alpha: 0.1, sam: SamConfig::sam(0.05) };
+            let mut gsam = Gsam::new(problem.groups(), base(), config).expect("valid settings");
+            group.bench_function(BenchmarkId::from_parameter("gsam"), |b| {
+                b.iter(|| gsam.step(|_| Ok(problem.loss())).expect("a finite loss"));
+            });
+            let config = SagmConfig { alpha: 0.001, sam: SamConfig::sam(0.05) };
+            let mut sagm = Sagm::new(problem.groups(), base(), config).expect("valid settings");
+            group.bench_function(BenchmarkId::from_parameter("sagm"), |b| {
+                b.iter(|| sagm.step(|_| Ok(problem.loss())).expect("a finite loss"));
+            });
+            group.finish();
+        }
+    }
+}
+
+criterion_group!(benches, step_cost);
+criterion_main!(benches);

@@ -1,0 +1,317 @@
+//! From records to means, paired differences, intervals and verdicts.
+
+use crate::experiment::Experiment;
+use crate::record::{Meta, Provenance, Record, Skipped};
+use crate::spec::{Claim, Direction, Metric, Mode, Spec, Test};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use tensor::stats::{self, Bootstrap};
+
+/// Level of all intervals.
+const LEVEL: f64 = 0.95;
+
+/// A mean with its interval (no interval for a single value).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Mean, mean difference, or ratio of medians.
+    pub value: f64,
+    /// Lower and upper end at 95 %.
+    pub interval: Option<(f64, f64)>,
+    /// Number of seeds, or of pairs, or of timings a side.
+    pub n: usize,
+}
+
+/// What an interval says about a claim. Computed by [`verdict`], never written by hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The whole interval is where the claim says.
+    Holds,
+    /// The interval reaches over the margin: the effect doesn't show at this number of seeds.
+    NotShown,
+    /// The whole interval is on the other side.
+    Contradicted,
+    /// Fewer seeds than a verdict needs.
+    TooFewSeeds,
+    /// A descriptive comparison.
+    Descriptive,
+    /// No data: not run, skipped or failed.
+    NoData,
+}
+
+impl Verdict {
+    /// Words for tables.
+    pub fn text(self) -> &'static str {
+        match self {
+            Verdict::Holds => "holds",
+            Verdict::NotShown => "not shown",
+            Verdict::Contradicted => "contradicted",
+            Verdict::TooFewSeeds => "too few seeds (use --full)",
+            Verdict::Descriptive => "descriptive",
+            Verdict::NoData => "no data",
+        }
+    }
+}
+
+/// The verdict of an estimate about a claim.
+pub fn verdict(test: Test, estimate: &Estimate, enough: bool) -> Verdict {
+    if test == Test::Descriptive {
+        return Verdict::Descriptive;
+    }
+    let Some((low, high)) = estimate.interval else { return Verdict::TooFewSeeds };
+    if !enough {
+        return Verdict::TooFewSeeds;
+    }
+    let (holds, contradicted) = match test {
+        Test::Superior(margin) => (low > margin, high <= margin),
+        Test::NonInferior(margin) => (low > -margin, high < -margin),
+        Test::Equivalent(margin) => (low > -margin && high < margin, low >= margin || high <= -margin),
+        Test::RatioAtMost(bound) => (high <= bound, low > bound),
+        Test::SpeedupAtLeast(bound) => (low >= bound, high < bound),
+        Test::Descriptive => return Verdict::Descriptive,
+    };
+    match (holds, contradicted) {
+        (true, _) => Verdict::Holds,
+        (false, true) => Verdict::Contradicted,
+        (false, false) => Verdict::NotShown,
+    }
+}
+
+/// A claim with what the data say.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ClaimResult {
+    /// The claim.
+    pub claim: Claim,
+    /// The paired difference (positive is better) or the ratio.
+    pub estimate: Option<Estimate>,
+    /// The verdict.
+    pub verdict: Verdict,
+}
+
+/// One arm of an experiment.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ArmResult {
+    /// Key of the arm.
+    pub name: String,
+    /// Seeds that ran well.
+    pub seeds: usize,
+    /// Mean of every metric.
+    pub metrics: BTreeMap<String, Estimate>,
+    /// Paired difference of every metric to the first arm (as it is, not turned).
+    pub differences: BTreeMap<String, Estimate>,
+    /// Mean wall time of a run, seconds.
+    pub wall_s: f64,
+    /// Mean processor time of a run, seconds.
+    pub cpu_s: f64,
+    /// Largest peak memory of a run, MiB.
+    pub peak_mib: f64,
+    /// Messages of failed runs.
+    pub errors: Vec<String>,
+}
+
+/// One experiment.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ExperimentResult {
+    /// Its description.
+    pub spec: Spec,
+    /// The mode of its records.
+    pub mode: Mode,
+    /// Seeds with a record.
+    pub seeds: usize,
+    /// Seeds that were asked for.
+    pub planned: u64,
+    /// Why it didn't run, if it didn't.
+    pub skipped: Option<String>,
+    /// Its arms, in the spec's order; those without records are left out.
+    pub arms: Vec<ArmResult>,
+    /// Its claims.
+    pub claims: Vec<ClaimResult>,
+}
+
+/// A whole run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Analysis {
+    /// The mode.
+    pub mode: Mode,
+    /// Where and with what; more than one entry after a merge of different machines or a resume.
+    pub provenance: Vec<Provenance>,
+    /// When the last run finished, seconds since 1970.
+    pub finished: u64,
+    /// The experiments.
+    pub experiments: Vec<ExperimentResult>,
+}
+
+/// Analyses merged records. The last record of a key counts.
+pub fn analyse(experiments: &[Experiment], metas: &[Meta], records: &[Record]) -> Analysis {
+    let mut last: BTreeMap<(String, String, u64), &Record> = BTreeMap::new();
+    for record in records {
+        last.insert(record.key(), record);
+    }
+    let mut provenance: Vec<Provenance> = Vec::new();
+    for record in last.values() {
+        if !provenance.contains(&record.provenance) {
+            provenance.push(record.provenance.clone());
+        }
+    }
+    let mode = metas.first().map_or(Mode::Quick, |m| m.mode);
+    let skips: Vec<&Skipped> = metas.iter().flat_map(|m| &m.skipped).collect();
+    let seeds = metas.iter().find_map(|m| m.seeds);
+    let results = experiments
+        .iter()
+        .filter_map(|e| {
+            let mine: Vec<&Record> = last.values().filter(|r| r.experiment == e.spec.name).copied().collect();
+            let skip = skips.iter().find(|s| s.experiment == e.spec.name).map(|s| s.reason.clone());
+            let planned = seeds.unwrap_or(e.spec.default_seeds(mode));
+            (!mine.is_empty() || skip.is_some()).then(|| examine(&e.spec, mode, planned, &mine, skip))
+        })
+        .collect();
+    let finished = records.iter().map(|r| r.finished).max().unwrap_or(0);
+    Analysis { mode, provenance, finished, experiments: results }
+}
+
+fn examine(spec: &Spec, mode: Mode, planned: u64, records: &[&Record], skipped: Option<String>) -> ExperimentResult {
+    let of = |arm: &str| -> Vec<&Record> { records.iter().filter(|r| r.arm == arm).copied().collect() };
+    let arms = spec
+        .arms
+        .iter()
+        .map(|arm| (arm, of(&arm.name)))
+        .filter(|(_, records)| !records.is_empty())
+        .map(|(arm, records)| arm_result(spec, &arm.name, &records, &of(&spec.arms[0].name)))
+        .collect();
+    let seeds: BTreeSet<u64> = records.iter().map(|r| r.seed).collect();
+    let claims = spec.claims.iter().map(|claim| claim_result(spec, claim, &of(&claim.arm), &of(&claim.reference))).collect();
+    ExperimentResult { spec: spec.clone(), mode, seeds: seeds.len(), planned, skipped, arms, claims }
+}
+
+fn arm_result(spec: &Spec, name: &str, records: &[&Record], first: &[&Record]) -> ArmResult {
+    let good: Vec<&&Record> = records.iter().filter(|r| r.error.is_none()).collect();
+    let mean = |of: &dyn Fn(&Record) -> f64| good.iter().map(|r| of(r)).sum::<f64>() / good.len().max(1) as f64;
+    let mut metrics = BTreeMap::new();
+    let mut differences = BTreeMap::new();
+    for metric in &spec.metrics {
+        let values: Vec<f64> = good.iter().filter_map(|r| r.metrics.get(&metric.name)).copied().collect();
+        if let Some(estimate) = estimate_mean(&values) {
+            metrics.insert(metric.name.clone(), estimate);
+        }
+        if name != spec.arms[0].name
+            && let Some(estimate) = paired(&metric.name, records, first)
+        {
+            differences.insert(metric.name.clone(), estimate);
+        }
+    }
+    ArmResult {
+        name: name.to_owned(),
+        seeds: good.len(),
+        metrics,
+        differences,
+        wall_s: mean(&|r| r.cost.wall_s),
+        cpu_s: mean(&|r| r.cost.cpu_s),
+        peak_mib: good.iter().map(|r| r.cost.peak_mib).fold(0.0, f64::max),
+        errors: records.iter().filter_map(|r| r.error.clone()).collect(),
+    }
+}
+
+fn estimate_mean(values: &[f64]) -> Option<Estimate> {
+    match stats::t_interval(values, LEVEL) {
+        Ok(t) => Some(Estimate { value: t.mean, interval: Some((t.low, t.high)), n: t.n }),
+        // One value has a mean and no interval; values that aren't finite have neither.
+        Err(_) => match values {
+            [value] if value.is_finite() => Some(Estimate { value: *value, interval: None, n: 1 }),
+            _ => None,
+        },
+    }
+}
+
+/// Values of a metric on the seeds that both sides have.
+fn pairs(metric: &str, arm: &[&Record], reference: &[&Record]) -> (Vec<f64>, Vec<f64>) {
+    arm.iter()
+        .filter_map(|a| {
+            let b = reference.iter().find(|r| r.seed == a.seed)?;
+            Some((*a.metrics.get(metric)?, *b.metrics.get(metric)?))
+        })
+        .unzip()
+}
+
+fn paired(metric: &str, arm: &[&Record], reference: &[&Record]) -> Option<Estimate> {
+    let (a, b) = pairs(metric, arm, reference);
+    let differences: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a - b).collect();
+    estimate_mean(&differences)
+}
+
+fn claim_result(spec: &Spec, claim: &Claim, arm: &[&Record], reference: &[&Record]) -> ClaimResult {
+    let estimate = match claim.test {
+        Test::RatioAtMost(_) => ratio(&claim.metric, arm, reference),
+        Test::SpeedupAtLeast(_) => ratio(&claim.metric, reference, arm),
+        _ => paired(&claim.metric, arm, reference).map(|e| turned(e, spec.metric(&claim.metric))),
+    };
+    let enough = match claim.test {
+        // Timings of one run are many samples already.
+        Test::RatioAtMost(_) | Test::SpeedupAtLeast(_) => true,
+        _ => estimate.is_some_and(|e| e.n as u64 >= spec.seeds_for_verdict),
+    };
+    let verdict = estimate.as_ref().map_or(Verdict::NoData, |e| verdict(claim.test, e, enough));
+    ClaimResult { claim: claim.clone(), estimate, verdict }
+}
+
+/// Turns a difference so that positive is better.
+fn turned(estimate: Estimate, metric: Option<&Metric>) -> Estimate {
+    if metric.is_some_and(|m| m.direction == Direction::Lower) {
+        let interval = estimate.interval.map(|(low, high)| (-high, -low));
+        Estimate { value: -estimate.value, interval, n: estimate.n }
+    } else {
+        estimate
+    }
+}
+
+/// Ratio of medians of pooled timings, with its bootstrap interval.
+fn ratio(metric: &str, over: &[&Record], under: &[&Record]) -> Option<Estimate> {
+    let pool = |records: &[&Record]| -> Vec<f64> {
+        records.iter().filter_map(|r| r.samples.get(metric)).flatten().copied().collect()
+    };
+    let (a, b) = (pool(over), pool(under));
+    let n = a.len().min(b.len());
+    let ratio = stats::ratio_of_medians(&a[..n], &b[..n], &Bootstrap::default()).ok()?;
+    Some(Estimate { value: ratio.estimate, interval: Some((ratio.low, ratio.high)), n })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimate(low: f64, high: f64) -> Estimate {
+        Estimate { value: f64::midpoint(low, high), interval: Some((low, high)), n: 10 }
+    }
+
+    #[test]
+    fn verdicts_follow_from_the_interval() {
+        use Verdict::{Contradicted, Holds, NotShown};
+        for (test, low, high, expected) in [
+            (Test::Superior(0.0), 0.1, 1.0, Holds),
+            (Test::Superior(0.0), -0.1, 1.0, NotShown),
+            (Test::Superior(0.0), -1.0, -0.1, Contradicted),
+            (Test::Superior(0.5), 0.1, 0.4, Contradicted),
+            (Test::NonInferior(0.5), -0.4, 0.1, Holds),
+            (Test::NonInferior(0.5), -0.6, 0.1, NotShown),
+            (Test::NonInferior(0.5), -0.9, -0.6, Contradicted),
+            (Test::Equivalent(0.5), -0.4, 0.4, Holds),
+            (Test::Equivalent(0.5), -0.4, 0.6, NotShown),
+            (Test::Equivalent(0.5), 0.6, 0.9, Contradicted),
+            (Test::RatioAtMost(2.0), 1.8, 1.9, Holds),
+            (Test::RatioAtMost(2.0), 1.9, 2.1, NotShown),
+            (Test::RatioAtMost(2.0), 2.1, 2.2, Contradicted),
+            (Test::SpeedupAtLeast(1.5), 1.6, 2.0, Holds),
+            (Test::SpeedupAtLeast(1.5), 1.4, 2.0, NotShown),
+            (Test::SpeedupAtLeast(1.5), 1.0, 1.4, Contradicted),
+        ] {
+            assert_eq!(verdict(test, &estimate(low, high), true), expected, "{test:?} [{low}, {high}]");
+        }
+    }
+
+    #[test]
+    fn few_seeds_give_no_verdict_however_clear_the_interval() {
+        assert_eq!(verdict(Test::Superior(0.0), &estimate(1.0, 2.0), false), Verdict::TooFewSeeds);
+        let single = Estimate { value: 1.0, interval: None, n: 1 };
+        assert_eq!(verdict(Test::Superior(0.0), &single, true), Verdict::TooFewSeeds);
+        assert_eq!(verdict(Test::Descriptive, &single, false), Verdict::Descriptive);
+    }
+}

@@ -1,0 +1,3 @@
+//! The experiments, one module a crate.
+
+pub mod sam_opt;

@@ -1,0 +1,129 @@
+//! What a step costs over the base optimizer's, and how much of it is vector work.
+
+use super::nets::{LARGE, Model, Net, SMALL};
+use crate::experiment::{Body, Context, Experiment, Outcome};
+use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
+use crate::timing::{Candidate, interleave};
+use anyhow::Result;
+use sam_opt::base::Slot;
+use sam_opt::{BaseOptimizer, Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use tensor::params::Scratch;
+
+const METRIC: &str = "step";
+
+pub(super) fn experiment() -> Experiment {
+    let mut arms = Vec::new();
+    for net in ["small", "large"] {
+        for (key, label, role) in [
+            ("sgd", "SGD", Role::Baseline),
+            ("sam", "SAM", Role::Method),
+            ("asam", "ASAM", Role::Method),
+            ("gsam", "GSAM", Role::Method),
+            ("sagm", "SAGM", Role::Method),
+            ("vector", "SAM's vector work alone", Role::Reference),
+        ] {
+            let note = if net == "small" { "64-128-128-10, batch 64" } else { "784-2048-2048-2048-10, batch 256" };
+            arms.push(Arm::new(&format!("{key} {net}"), &format!("{label}, {net}"), role, note));
+        }
+    }
+    let claim = |name: &str, statement: &str, arm: &str, reference: &str, test| Claim {
+        name: name.into(),
+        statement: statement.into(),
+        source: "ours".into(),
+        metric: METRIC.into(),
+        arm: arm.into(),
+        reference: reference.into(),
+        test,
+    };
+    Experiment {
+        spec: Spec {
+            name: "sam-cost".into(),
+            krate: "sam-opt".into(),
+            title: "Cost of a step".into(),
+            protocol: "One training step of each optimizer over SGD with momentum, interleaved in one process (a round \
+                of each in turn, median of the rounds, bootstrap interval of the ratio). The floor for two passes is \
+                2. \"Vector work\" is everything in a SAM step that isn't a pass: norm, perturbation, restoring, final \
+                norm, base step."
+                .into(),
+            data: vec![],
+            kind: Kind::Core,
+            metrics: vec![Metric::new(METRIC, "time of a step", "ms", Direction::Lower, 3)],
+            arms,
+            claims: vec![
+                claim("sam-large", "A SAM step costs at most 2.05 SGD steps (large network).", "sam large", "sgd large", Test::RatioAtMost(2.05)),
+                claim("sam-small", "A SAM step costs at most 2.5 SGD steps (small network).", "sam small", "sgd small", Test::RatioAtMost(2.5)),
+                claim("vector-large", "Vector work is at most a tenth of a SAM step (large network).", "vector large", "sam large", Test::RatioAtMost(0.1)),
+                claim("gsam-large", "A GSAM step costs at most 2.15 SGD steps (large network).", "gsam large", "sgd large", Test::RatioAtMost(2.15)),
+            ],
+            seeds: (1, 1),
+            seeds_for_verdict: 1,
+            threads: 0,
+            seconds_per_seed: 14.0,
+        },
+        body: Body::Together(run),
+    }
+}
+
+fn run(context: &Context, _seed: u64) -> Result<Vec<(String, Outcome)>> {
+    let rounds = match context.mode {
+        Mode::Quick => 5,
+        Mode::Full => 20,
+    };
+    let mut outcomes = time(context, &SMALL, 2 * rounds)?;
+    outcomes.extend(time(context, &LARGE, rounds)?);
+    Ok(outcomes)
+}
+
+fn time(context: &Context, net: &Net, rounds: usize) -> Result<Vec<(String, Outcome)>> {
+    let models: Vec<Model> = (0..6).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
+    let base = || Sgd::with_momentum(0.01, 0.9);
+    let arm = |key: &str| format!("{key} {}", net.name);
+    let mut candidates = Vec::new();
+    for (key, config, model) in [
+        ("sgd", SamConfig::sam(0.0), &models[0]),
+        ("sam", SamConfig::sam(0.05), &models[1]),
+        ("asam", SamConfig::asam(0.5), &models[2]),
+    ] {
+        let mut sam = Sam::new(vec![model.group()], base(), config)?;
+        candidates.push(Candidate::new(&arm(key), net.steps, move || {
+            sam.step(model.closure())?;
+            Ok(())
+        }));
+    }
+    let mut gsam = Gsam::new(vec![models[3].group()], base(), GsamConfig { alpha: 0.1, sam: SamConfig::sam(0.05) })?;
+    let model = &models[3];
+    candidates.push(Candidate::new(&arm("gsam"), net.steps, move || {
+        gsam.step(model.closure())?;
+        Ok(())
+    }));
+    let mut sagm = Sagm::new(vec![models[4].group()], base(), SagmConfig { alpha: 0.001, sam: SamConfig::sam(0.05) })?;
+    let model = &models[4];
+    candidates.push(Candidate::new(&arm("sagm"), net.steps, move || {
+        sagm.step(model.closure())?;
+        Ok(())
+    }));
+    candidates.push(vector_work(&arm("vector"), net, &models[5])?);
+    interleave(context, METRIC, rounds, &mut candidates)
+}
+
+/// What a SAM step does besides its two passes, on a fixed gradient.
+fn vector_work<'a>(arm: &str, net: &Net, model: &'a Model) -> Result<Candidate<'a>> {
+    let params = model.params()?;
+    let gradient = params.gradient(&model.loss())?;
+    let mut base = Sgd::with_momentum(0.01, 0.9);
+    let mut scratch: Option<Scratch> = None;
+    Ok(Candidate::new(arm, net.steps, move || {
+        let factor = 0.05 / (gradient.norm() + 1e-12);
+        let guard = params.perturb(&vec![factor; params.len()], &gradient, scratch.take())?;
+        scratch = Some(guard.close());
+        std::hint::black_box(gradient.norm());
+        let slots: Vec<Slot<'_>> = params
+            .iter()
+            .zip(gradient.present())
+            .enumerate()
+            .map(|(index, ((name, param), grad))| Slot { index, name, param, grad, lr_scale: 1.0, weight_decay: None })
+            .collect();
+        base.step(&slots)?;
+        Ok(())
+    }))
+}

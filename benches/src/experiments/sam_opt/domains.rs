@@ -1,0 +1,346 @@
+//! Protocols A (Handwriting-3) and B (Rotated MNIST) of the specification `sam-opt-da-sam`.
+
+use super::arms::{Method, Tuned};
+use super::sharpness;
+use crate::experiment::{Body, Context, Experiment, Outcome};
+use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
+use anyhow::{Context as _, Result};
+use datasets::domains::{self, Domain};
+use rand::seq::SliceRandom;
+use sam_opt::ParamGroup;
+use std::sync::OnceLock;
+use tensor::nn::{Mlp, MlpConfig};
+use tensor::tch::{Device, Kind as Element, Tensor, nn::VarStore, no_grad};
+use tensor::{ParamSet, Seed, interop};
+
+/// Samples of each domain in a batch.
+const BATCH: usize = 32;
+/// Optimizer steps.
+const STEPS: u64 = 400;
+/// Most samples of a source domain, and the share kept for validation.
+const CAP: usize = 1200;
+const VALIDATION: f64 = 0.2;
+
+/// A leave-one-out protocol over digit domains.
+pub(super) struct Protocol {
+    pub(super) name: &'static str,
+    /// The domains for a seed.
+    load: fn(u64) -> Result<Vec<Domain>>,
+    /// Names of the held-out domains.
+    held_out: &'static [&'static str],
+    widths: &'static [i64],
+    /// The committed search.
+    tuned: &'static str,
+}
+
+pub(super) static HANDWRITING3: Protocol = Protocol {
+    name: "handwriting3",
+    load: |_| {
+        static DOMAINS: OnceLock<Vec<Domain>> = OnceLock::new();
+        if DOMAINS.get().is_none() {
+            let _ = DOMAINS.set(domains::handwriting3()?);
+        }
+        DOMAINS.get().cloned().context("the domains were just loaded")
+    },
+    held_out: &["mnist", "optdigits", "mfeat"],
+    widths: &[64, 128, 128, 10],
+    tuned: include_str!("../../../tuned/handwriting3.json"),
+};
+
+pub(super) static ROTATED_MNIST: Protocol = Protocol {
+    name: "rotated-mnist",
+    load: |seed| Ok(domains::rotated_mnist(seed)?),
+    held_out: &["0°", "75°"],
+    widths: &[196, 128, 128, 10],
+    tuned: include_str!("../../../tuned/rotated-mnist.json"),
+};
+
+/// The oracle's radius: the specification chose it by looking at the held-out domains.
+const ORACLE: Method = Method::Sam { rho: 0.5 };
+
+fn metrics(held_out: &[&str]) -> Vec<Metric> {
+    use Direction::{Higher, Lower, Neither};
+    let mut metrics = vec![Metric::new("accuracy", "held-out accuracy", "%", Higher, 1)];
+    let per = |name: &&str| Metric::new(&format!("accuracy {name}"), &format!("{name} held out"), "%", Higher, 1);
+    metrics.extend(held_out.iter().map(per));
+    metrics.extend([
+        Metric::new("validation", "source validation", "%", Higher, 1),
+        Metric::new("worst source", "worst source domain", "%", Higher, 1),
+        Metric::new("ascent sharpness", "sharpness along the gradient", "nats", Lower, 3),
+        Metric::new("random sharpness", "mean over random directions", "nats", Lower, 3),
+        Metric::new("worst sharpness", "maximum over random directions", "nats", Lower, 3),
+        Metric::new("passes", "forward-backward passes", "", Neither, 0),
+    ]);
+    metrics
+}
+
+fn arms(protocol: &Protocol) -> Vec<Arm> {
+    let tuned = Tuned::parse(protocol.tuned).ok();
+    let note = |arm: &str| match tuned.as_ref().and_then(|t| t.chosen(arm).ok()) {
+        Some(method) => format!("{}, chosen on source validation among 5", method.settings()),
+        None => "not tuned yet".to_owned(),
+    };
+    let twice = "as ERM, with twice the steps: as many passes as SAM";
+    vec![
+        Arm::new("erm", "ERM (Adam)", Role::Baseline, note("erm")),
+        Arm::new("sam", "SAM", Role::Method, note("sam")),
+        Arm::new("asam", "ASAM", Role::Method, note("asam")),
+        Arm::new("gsam", "GSAM", Role::Method, note("gsam")),
+        Arm::new("sagm", "SAGM", Role::Method, note("sagm")),
+        Arm::new("erm-2x", "ERM, equal passes", Role::Baseline, twice),
+        Arm::new("sam-oracle", "SAM, oracle ρ", Role::Reference, "ρ 0.5, chosen by the specification on the held-out domains"),
+    ]
+}
+
+fn claim(name: &str, statement: &str, source: &str, metric: &str, arms: (&str, &str), test: Test) -> Claim {
+    Claim {
+        name: name.into(),
+        statement: statement.into(),
+        source: source.into(),
+        metric: metric.into(),
+        arm: arms.0.into(),
+        reference: arms.1.into(),
+        test,
+    }
+}
+
+fn claims() -> Vec<Claim> {
+    let ours = "ours";
+    let prior = "prior work";
+    vec![
+        claim("sam-beats-erm", "SAM is better than ERM on a domain it wasn't trained on.", prior, "accuracy", ("sam", "erm"), Test::Superior(0.0)),
+        claim("sam-beats-erm-equal-passes", "SAM is better than ERM given as many passes.", ours, "accuracy", ("sam", "erm-2x"), Test::Superior(0.0)),
+        claim("sam-is-flatter", "SAM ends where the loss rises less along the gradient than ERM does.", prior, "ascent sharpness", ("sam", "erm"), Test::Superior(0.0)),
+        claim("asam-no-worse", "ASAM is at most half a point worse than SAM.", ours, "accuracy", ("asam", "sam"), Test::NonInferior(0.5)),
+        claim("gsam-no-worse", "GSAM is at most half a point worse than SAM.", ours, "accuracy", ("gsam", "sam"), Test::NonInferior(0.5)),
+        claim("sagm-no-worse", "SAGM is at most half a point worse than SAM.", ours, "accuracy", ("sagm", "sam"), Test::NonInferior(0.5)),
+        claim("oracle-beats-erm", "SAM at the ρ that the specification chose on the held-out domains is better than ERM.", ours, "accuracy", ("sam-oracle", "erm"), Test::Superior(0.0)),
+        claim("oracle-gap", "What choosing ρ on the held-out domains adds over choosing it on the source domains.", ours, "accuracy", ("sam-oracle", "sam"), Test::Descriptive),
+    ]
+}
+
+pub(super) fn handwriting3() -> Experiment {
+    let protocol = "Three real digit collections (MNIST of the US, optdigits of Turkey, mfeat of the Netherlands), \
+        all made 8×8. Train on two (at most 1,200 each, 80/20), test on all of the third; the metric is the mean over \
+        the three. Network 64-128-128-10 with ReLU, Adam 1e-3, 32 of each domain a batch, 400 steps, last step \
+        evaluated. Hyper-parameters were chosen by accuracy on the source domains' validation parts, five \
+        candidates a method, on three seeds that aren't evaluated. Splits, initial weights and batches are shared \
+        by all arms of a seed. Protocol A of the specification.";
+    experiment(&HANDWRITING3, "Handwriting-3, leave one collection out", protocol, &["mnist-10k", "optdigits", "mfeat"], (2, 10), 6.0)
+}
+
+pub(super) fn rotated_mnist() -> Experiment {
+    let protocol = "Six domains of 1,000 different MNIST digits each, turned by 0° to 75° (bilinear) and pooled to \
+        14×14. Hold out 0° and 75° in turn, train on the other five; the metric is the mean over the two. Network \
+        196-128-128-10 with ReLU, Adam 1e-3, 32 of each domain a batch, 400 steps. Selection, splits and sharing as \
+        in Handwriting-3. Protocol B of the specification.";
+    experiment(&ROTATED_MNIST, "Rotated MNIST, hold out the outer angles", protocol, &["mnist-10k"], (2, 5), 9.0)
+}
+
+fn experiment(
+    protocol: &'static Protocol,
+    title: &str,
+    text: &str,
+    data: &[&str],
+    seeds: (u64, u64),
+    seconds: f64,
+) -> Experiment {
+    let run: fn(&Context, &str, u64) -> Result<Outcome> = match protocol.name {
+        "handwriting3" => |context, arm, seed| run_arm(&HANDWRITING3, context, arm, seed),
+        _ => |context, arm, seed| run_arm(&ROTATED_MNIST, context, arm, seed),
+    };
+    Experiment {
+        spec: Spec {
+            name: protocol.name.into(),
+            krate: "sam-opt".into(),
+            title: title.into(),
+            protocol: text.into(),
+            data: data.iter().map(|s| (*s).to_owned()).collect(),
+            kind: Kind::Core,
+            metrics: metrics(protocol.held_out),
+            arms: arms(protocol),
+            claims: claims(),
+            seeds,
+            seeds_for_verdict: 5,
+            threads: 1,
+            seconds_per_seed: seconds,
+        },
+        body: Body::PerArm(run),
+    }
+}
+
+fn run_arm(protocol: &Protocol, context: &Context, arm: &str, seed: u64) -> Result<Outcome> {
+    let tuned = Tuned::parse(protocol.tuned)?;
+    let (method, steps) = match arm {
+        "sam-oracle" => (&ORACLE, STEPS),
+        "erm-2x" => (tuned.chosen("erm")?, 2 * STEPS),
+        arm => (tuned.chosen(arm)?, STEPS),
+    };
+    evaluate(protocol, context, method, steps, seed)
+}
+
+/// Trains and tests once for each held-out domain.
+pub(super) fn evaluate(
+    protocol: &Protocol,
+    context: &Context,
+    method: &Method,
+    steps: u64,
+    seed: u64,
+) -> Result<Outcome> {
+    let domains = (protocol.load)(seed)?;
+    let mut outcome = Outcome::default();
+    let mut sums = Outcome::default();
+    for name in protocol.held_out {
+        let held_out = domains.iter().position(|d| d.name == *name).with_context(|| format!("no domain {name}"))?;
+        let fold = train_and_test(protocol, context, method, steps, &domains, held_out, seed)?;
+        outcome.set(&format!("accuracy {name}"), fold.metrics["accuracy"]);
+        for (metric, value) in fold.metrics {
+            *sums.metrics.entry(metric).or_insert(0.0) += value / protocol.held_out.len() as f64;
+        }
+    }
+    outcome.metrics.extend(sums.metrics);
+    Ok(outcome)
+}
+
+/// A domain on the device: inputs `[n, features]`, classes `[n]`.
+struct Samples {
+    x: Tensor,
+    y: Tensor,
+}
+
+impl Samples {
+    fn new(domain: &Domain, device: Device) -> Result<Self> {
+        let x = interop::to_tensor(&domain.x.view())?.to_device(device);
+        let y: Vec<i64> = domain.y.iter().map(|&class| i64::from(class)).collect();
+        Ok(Self { x, y: Tensor::from_slice(&y).to_device(device) })
+    }
+
+    fn accuracy(&self, net: &Mlp) -> f64 {
+        let right = no_grad(|| net.forward_with(&self.x, false, false).argmax(1, false).eq_tensor(&self.y));
+        100.0 * right.to_kind(Element::Double).mean(Element::Double).double_value(&[])
+    }
+
+    fn loss(&self, net: &Mlp) -> Tensor {
+        net.forward_with(&self.x, false, false).cross_entropy_for_logits(&self.y)
+    }
+}
+
+/// Row numbers of one domain, in the order in which batches use them.
+fn row_order(rows: usize, needed: usize, seed: Seed) -> Vec<i64> {
+    let mut rng = seed.rng();
+    let mut order = Vec::with_capacity(needed + rows);
+    while order.len() < needed {
+        let mut epoch: Vec<i64> = (0..rows as i64).collect();
+        epoch.shuffle(&mut rng);
+        order.extend(epoch);
+    }
+    order.truncate(needed);
+    order
+}
+
+fn train_and_test(
+    protocol: &Protocol,
+    context: &Context,
+    method: &Method,
+    steps: u64,
+    domains: &[Domain],
+    held_out: usize,
+    seed: u64,
+) -> Result<Outcome> {
+    let fold = domains::leave_one_out(domains, held_out, CAP, VALIDATION, seed)?;
+    let streams = Seed::new(seed).child(protocol.name);
+    let samples = |parts: &[Domain]| -> Result<Vec<Samples>> {
+        parts.iter().map(|domain| Samples::new(domain, context.device)).collect()
+    };
+    let (train, validation) = (samples(&fold.train)?, samples(&fold.validation)?);
+    let test = Samples::new(&fold.test, context.device)?;
+
+    let store = VarStore::new(context.device);
+    let net = Mlp::new(&store.root(), &MlpConfig::relu(protocol.widths), streams.child("init"))?;
+    let mut optimizer = method.build(ParamGroup::from_var_store(&store), seed)?;
+    let orders: Vec<Tensor> = fold
+        .train
+        .iter()
+        .map(|domain| {
+            let stream = streams.child("batches").child(&domain.name);
+            let order = row_order(domain.y.len(), steps as usize * BATCH, stream);
+            Tensor::from_slice(&order).to_device(context.device)
+        })
+        .collect();
+    let mut passes = 0;
+    for step in 0..steps as i64 {
+        context.check()?;
+        let rows: Vec<Tensor> = orders.iter().map(|o| o.narrow(0, step * BATCH as i64, BATCH as i64)).collect();
+        let parts = train.iter().zip(&rows);
+        let x = Tensor::cat(&parts.clone().map(|(d, rows)| d.x.index_select(0, rows)).collect::<Vec<_>>(), 0);
+        let y = Tensor::cat(&parts.map(|(d, rows)| d.y.index_select(0, rows)).collect::<Vec<_>>(), 0);
+        // Every domain has the same share of the batch, so this is the mean of the domains' means.
+        let stats = optimizer.step(|_| Ok(net.forward_with(&x, true, true).cross_entropy_for_logits(&y)))?;
+        passes += stats.passes;
+    }
+
+    let params = ParamSet::from_var_store(&store)?;
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let accuracies: Vec<f64> = validation.iter().map(|d| d.accuracy(&net)).collect();
+    let losses: Vec<f64> = validation.iter().map(|d| no_grad(|| d.loss(&net)).double_value(&[])).collect();
+    let mut ascents = Vec::new();
+    let (mut means, mut maxima) = (Vec::new(), Vec::new());
+    for domain in &train {
+        ascents.push(sharpness::ascent(&params, || domain.loss(&net))?);
+        let (mean, max) = sharpness::random_directions(&params, streams.child("directions"), || domain.loss(&net))?;
+        means.push(mean);
+        maxima.push(max);
+    }
+    let mut outcome = Outcome::default();
+    outcome.set("accuracy", test.accuracy(&net));
+    outcome.set("validation", mean(&accuracies));
+    outcome.set("validation loss", mean(&losses));
+    outcome.set("worst source", accuracies.iter().copied().fold(f64::INFINITY, f64::min));
+    outcome.set("ascent sharpness", mean(&ascents));
+    outcome.set("random sharpness", mean(&means));
+    outcome.set("worst sharpness", mean(&maxima));
+    outcome.set("passes", passes as f64);
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn batches_use_every_row_once_before_any_row_twice() {
+        let order = row_order(10, 25, Seed::new(1));
+        assert_eq!(order.len(), 25);
+        for epoch in order[..20].chunks(10) {
+            assert_eq!(epoch.iter().collect::<HashSet<_>>().len(), 10);
+        }
+        assert_eq!(order, row_order(10, 25, Seed::new(1)));
+        assert_ne!(order, row_order(10, 25, Seed::new(2)));
+        // A longer run starts with the same batches.
+        assert_eq!(order[..], row_order(10, 50, Seed::new(1))[..25]);
+    }
+
+    #[test]
+    fn the_committed_searches_cover_every_arm_with_the_same_number_of_trials() {
+        for protocol in [&HANDWRITING3, &ROTATED_MNIST] {
+            let tuned = Tuned::parse(protocol.tuned).unwrap();
+            for arm in ["erm", "sam", "asam", "gsam", "sagm"] {
+                let method = tuned.methods.iter().find(|m| m.arm == arm).unwrap();
+                assert_eq!(method.trials.len(), 5, "{arm}");
+                let best = method.trials.iter().max_by(|a, b| {
+                    let key = |t: &super::super::arms::Trial| (t.validation_accuracy, -t.validation_loss);
+                    key(a).partial_cmp(&key(b)).unwrap()
+                });
+                assert_eq!(method.chosen, best.unwrap().candidate, "{arm}: the choice isn't the best trial");
+            }
+            let most = domains_seeds(protocol);
+            assert!(tuned.seeds.iter().all(|&s| s >= most), "a search seed is evaluated too");
+        }
+    }
+
+    fn domains_seeds(protocol: &Protocol) -> u64 {
+        let spec = if protocol.name == "handwriting3" { handwriting3().spec } else { rotated_mnist().spec };
+        spec.seeds.1
+    }
+}

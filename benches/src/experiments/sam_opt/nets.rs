@@ -1,0 +1,73 @@
+//! The networks on which steps are timed.
+
+use anyhow::Result;
+use sam_opt::{ParamGroup, Pass};
+use tensor::ParamSet;
+use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
+
+/// A network, a batch size and how many steps make a round of timing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Net {
+    pub(super) name: &'static str,
+    widths: &'static [i64],
+    pub(super) batch: i64,
+    pub(super) steps: usize,
+}
+
+pub(super) const SMALL: Net = Net { name: "small", widths: &[64, 128, 128, 10], batch: 64, steps: 100 };
+pub(super) const LARGE: Net = Net { name: "large", widths: &[784, 2048, 2048, 2048, 10], batch: 256, steps: 1 };
+
+/// The numbers that both sides of a comparison start from.
+fn wave(count: i64, scale: f64, phase: f64) -> Tensor {
+    let index = Tensor::arange(count, (Kind::Double, Device::Cpu));
+    ((index * 0.7 + phase).sin() * scale).to_kind(Kind::Float)
+}
+
+/// A ReLU network with its batch.
+#[derive(Debug)]
+pub(super) struct Model {
+    store: VarStore,
+    layers: Vec<(Tensor, Tensor)>,
+    x: Tensor,
+    y: Tensor,
+}
+
+impl Model {
+    pub(super) fn new(net: &Net, device: Device) -> Result<Self> {
+        let store = VarStore::new(device);
+        let mut layers = Vec::new();
+        for (i, pair) in net.widths.windows(2).enumerate() {
+            let (fan_in, fan_out) = (pair[0], pair[1]);
+            let path = store.root() / i.to_string();
+            let start = wave(fan_in * fan_out, (fan_in as f64).powf(-0.5), i as f64).reshape([fan_out, fan_in]);
+            layers.push((path.f_var_copy("weight", &start)?, path.f_zeros("bias", &[fan_out])?));
+        }
+        let x = wave(net.batch * net.widths[0], 1.0, 9.0).reshape([net.batch, net.widths[0]]).to_device(device);
+        let y = Tensor::arange(net.batch, (Kind::Int64, device)).remainder(10);
+        Ok(Self { store, layers, x, y })
+    }
+
+    pub(super) fn group(&self) -> ParamGroup {
+        ParamGroup::from_var_store(&self.store)
+    }
+
+    pub(super) fn params(&self) -> Result<ParamSet> {
+        Ok(ParamSet::from_var_store(&self.store)?)
+    }
+
+    pub(super) fn loss(&self) -> Tensor {
+        let last = self.layers.len() - 1;
+        let mut hidden = self.x.shallow_clone();
+        for (i, (weight, bias)) in self.layers.iter().enumerate() {
+            hidden = hidden.linear(weight, Some(bias));
+            if i < last {
+                hidden = hidden.relu();
+            }
+        }
+        hidden.cross_entropy_for_logits(&self.y)
+    }
+
+    pub(super) fn closure(&self) -> impl FnMut(&Pass<'_>) -> sam_opt::Result<Tensor> + '_ {
+        |_| Ok(self.loss())
+    }
+}

@@ -1,0 +1,161 @@
+//! The Python peer: `pytorch_optimizer`'s SAM on PyTorch, in a process of its own, interleaved with ours.
+
+use super::nets::{LARGE, Model, Net, SMALL};
+use crate::experiment::{Body, Context, Experiment, Outcome};
+use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
+use crate::timing::{Candidate, interleave};
+use anyhow::{Context as _, Result, bail};
+use sam_opt::{Sam, SamConfig, Sgd};
+use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+const METRIC: &str = "step";
+const LOSS: &str = "loss";
+/// Steps after which both sides' losses are compared.
+const STEPS: usize = 20;
+const SCRIPT: &str = include_str!("../../../peers/sam_opt.py");
+
+pub(super) fn experiment() -> Experiment {
+    let arm = |side: &str, net: &str, label: &str, role, note: &str| Arm::new(&format!("{side} {net}"), label, role, note);
+    let claim = |name: &str, statement: &str, net: &str, test| Claim {
+        name: name.into(),
+        statement: statement.into(),
+        source: "ours".into(),
+        metric: METRIC.into(),
+        arm: format!("ours {net}"),
+        reference: format!("peer {net}"),
+        test,
+    };
+    let (small, large) = ("64-128-128-10, batch 64", "784-2048-2048-2048-10, batch 256");
+    Experiment {
+        spec: Spec {
+            name: "sam-peers".into(),
+            krate: "sam-opt".into(),
+            title: "SAM against pytorch_optimizer".into(),
+            protocol: "Our SAM over our SGD (momentum 0.9) against SAM of the Python package pytorch_optimizer 4.1.0 \
+                over torch.optim.SGD on PyTorch 2.11.0, same networks, batches, starting weights and threads, one \
+                process each, rounds in turn. The loss after 20 steps checks that both do the same work."
+                .into(),
+            data: vec![],
+            kind: Kind::Peers,
+            metrics: vec![
+                Metric::new(METRIC, "time of a step", "ms", Direction::Lower, 3),
+                Metric::new(LOSS, "loss after 20 steps", "nats", Direction::Neither, 5),
+            ],
+            arms: vec![
+                arm("peer", "small", "pytorch_optimizer, small", Role::Peer, small),
+                arm("ours", "small", "sam-opt, small", Role::Method, small),
+                arm("peer", "large", "pytorch_optimizer, large", Role::Peer, large),
+                arm("ours", "large", "sam-opt, large", Role::Method, large),
+            ],
+            claims: vec![
+                claim("small", "Our step is at least 1.5 times as fast on the small network.", "small", Test::SpeedupAtLeast(1.5)),
+                claim("large", "Our step is at least as fast on the large network.", "large", Test::SpeedupAtLeast(1.0)),
+            ],
+            seeds: (1, 1),
+            seeds_for_verdict: 1,
+            threads: 0,
+            seconds_per_seed: 40.0,
+        },
+        body: Body::Together(run),
+    }
+}
+
+/// The peer's process.
+struct Peer {
+    child: Child,
+    ask: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start(python: &Path, threads: usize) -> Result<Self> {
+        let mut child = Command::new(python)
+            .args(["-u", "-c", SCRIPT, &threads.to_string()])
+            // The loader's path of this process leads to another libtorch than the peer's own.
+            .env_remove("LD_LIBRARY_PATH")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("{} can't be started", python.display()))?;
+        let ask = child.stdin.take().context("the peer has a standard input")?;
+        let answers = BufReader::new(child.stdout.take().context("the peer has a standard output")?);
+        let mut peer = Self { child, ask, answers };
+        let ready = peer.line()?;
+        if !ready.starts_with("ready") {
+            bail!("the peer said \"{ready}\" instead of \"ready\"");
+        }
+        Ok(peer)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.answers.read_line(&mut line)? == 0 {
+            bail!("the peer ended without an answer; its message is above");
+        }
+        Ok(line.trim().to_owned())
+    }
+
+    fn number(&mut self, task: &str, net: &str, steps: usize) -> Result<f64> {
+        writeln!(self.ask, "{task} {net} {steps}")?;
+        let line = self.line()?;
+        line.parse().with_context(|| format!("the peer answered \"{line}\" instead of a number"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended already; then there is nobody to tell.
+        let _ = writeln!(self.ask, "quit");
+        let _ = self.child.wait();
+    }
+}
+
+fn run(context: &Context, _seed: u64) -> Result<Vec<(String, Outcome)>> {
+    let python = context.peer_python.as_deref().context(
+        "the peers' Python isn't known: use `cargo xtask bench --peers`, which makes its virtual environment",
+    )?;
+    let peer = RefCell::new(Peer::start(python, context.threads)?);
+    let mut outcomes = Vec::new();
+    for net in [&SMALL, &LARGE] {
+        outcomes.extend(compare(context, net, &peer)?);
+    }
+    Ok(outcomes)
+}
+
+fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Vec<(String, Outcome)>> {
+    let rounds = match context.mode {
+        Mode::Quick => 8,
+        Mode::Full => 20,
+    };
+    let model = Model::new(net, context.device)?;
+    let new_sam = |model: &Model| Sam::new(vec![model.group()], Sgd::with_momentum(0.01, 0.9), SamConfig::sam(0.05));
+    let mut sam = new_sam(&model)?;
+    let (ours, theirs) = (format!("ours {}", net.name), format!("peer {}", net.name));
+    let mut candidates = vec![
+        Candidate {
+            arm: theirs.clone(),
+            round: Box::new(|| peer.borrow_mut().number("time", net.name, net.steps)),
+        },
+        Candidate::new(&ours, net.steps, || {
+            sam.step(model.closure())?;
+            Ok(())
+        }),
+    ];
+    let mut outcomes = interleave(context, METRIC, rounds, &mut candidates)?;
+    drop(candidates);
+    let fresh = Model::new(net, context.device)?;
+    let mut sam = new_sam(&fresh)?;
+    for _ in 0..STEPS {
+        sam.step(fresh.closure())?;
+    }
+    let losses = [(theirs, peer.borrow_mut().number("loss", net.name, STEPS)?), (ours, fresh.loss().double_value(&[]))];
+    for (arm, loss) in losses {
+        if let Some((_, outcome)) = outcomes.iter_mut().find(|(name, _)| *name == arm) {
+            outcome.set(LOSS, loss);
+        }
+    }
+    Ok(outcomes)
+}

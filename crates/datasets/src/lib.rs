@@ -1,0 +1,29 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Map
+//!
+//! - [`optdigits`], [`mnist10k`], [`mfeat`], [`fashion`]: the sets
+//! - [`Images`], [`Labeled`]: what they return
+//! - [`split`]: seeded, stratified parts
+//! - [`image`]: crop, resample, pool, rotate
+//! - [`domains`]: Handwriting-3, Rotated MNIST, leave one domain out
+//! - [`catalog`], [`cache`]: where the sets come from and where they lie
+//! - [`idx`]: the file format of the MNIST family
+//! - [`stream`]: named random streams
+
+pub mod cache;
+pub mod catalog;
+pub mod domains;
+mod error;
+pub mod fashion;
+pub mod idx;
+pub mod image;
+mod labeled;
+pub mod mfeat;
+pub mod mnist10k;
+pub mod optdigits;
+pub mod split;
+pub mod stream;
+
+pub use error::{Error, Result};
+pub use labeled::{Images, Labeled};

@@ -1,0 +1,256 @@
+//! What cargo knows of the workspace, and a cargo build that says what it is busy with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::places::Places;
+use crate::process::{Stream, capture, watch};
+use crate::ui::{Spinner, duration, note};
+
+/// The parts of `cargo metadata` that are used here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Metadata {
+    /// The workspace's packages.
+    pub packages: Vec<Package>,
+    #[serde(default)]
+    metadata: Option<WorkspaceMetadata>,
+}
+
+/// One package.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Package {
+    /// Its name.
+    pub name: String,
+    /// Its direct dependencies.
+    pub dependencies: Vec<Dependency>,
+    targets: Vec<Target>,
+}
+
+/// One dependency of a package.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Dependency {
+    /// The package that is depended on.
+    pub name: String,
+    /// `None`, `dev` or `build`.
+    pub kind: Option<String>,
+    /// Where it lies, for members of the workspace.
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    kind: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct WorkspaceMetadata {
+    #[serde(default)]
+    tessera: TesseraMetadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct TesseraMetadata {
+    #[serde(default)]
+    without_libtorch: Vec<String>,
+}
+
+/// A crate that must work without libtorch, with the options that make it so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WithoutLibtorch {
+    /// The crate.
+    pub package: String,
+    /// For example `--no-default-features`.
+    pub options: Vec<String>,
+}
+
+impl Metadata {
+    /// Asks cargo.
+    pub(crate) fn read(places: &Places) -> Result<Self> {
+        let mut cargo = places.cargo();
+        let output =
+            cargo.args(["metadata", "--no-deps", "--format-version=1"]).output().context("cargo can't be started")?;
+        if !output.status.success() {
+            bail!("`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        serde_json::from_slice(&output.stdout).context("`cargo metadata` printed what can't be read")
+    }
+
+    /// `[workspace.metadata.tessera] without-libtorch = ["crate --options", …]`, for packages that exist.
+    pub(crate) fn without_libtorch(&self) -> Vec<WithoutLibtorch> {
+        let lines = self.metadata.iter().flat_map(|metadata| &metadata.tessera.without_libtorch);
+        lines
+            .filter_map(|line| {
+                let mut words = line.split_whitespace().map(str::to_owned);
+                let package = words.next()?;
+                self.package(&package).map(|_| WithoutLibtorch { package, options: words.collect() })
+            })
+            .collect()
+    }
+
+    /// The package of that name.
+    pub(crate) fn package(&self, name: &str) -> Option<&Package> {
+        self.packages.iter().find(|package| package.name == name)
+    }
+
+    /// An error that lists the packages, unless all names are among them.
+    pub(crate) fn check_names(&self, names: &[String]) -> Result<()> {
+        match names.iter().find(|name| self.package(name).is_none()) {
+            None => Ok(()),
+            Some(unknown) => {
+                let all: Vec<&str> = self.packages.iter().map(|p| p.name.as_str()).collect();
+                bail!("there is no crate named {unknown} here; the crates are {}", all.join(", "))
+            }
+        }
+    }
+}
+
+impl Package {
+    /// Whether it has a library, and so documentation tests.
+    pub(crate) fn has_library(&self) -> bool {
+        self.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "lib" || kind == "rlib"))
+    }
+}
+
+/// Whether a package, with its default features and its tests, links libtorch.
+pub(crate) fn links_libtorch(places: &Places, package: &str, options: &[String]) -> bool {
+    let mut cargo = places.cargo();
+    cargo
+        .args(["tree", "--prefix=none", "--format={p}", "--edges=normal,build,dev"])
+        .args(["--package", package])
+        .args(options);
+    // If cargo can't say, libtorch is set up: that is never wrong, only longer.
+    capture(&mut cargo).is_none_or(|tree| tree.lines().any(|line| line.starts_with("torch-sys ")))
+}
+
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    package_id: Option<String>,
+    target: Option<MessageTarget>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct MessageTarget {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// Builds with a line that names what has been under way longest, and returns the programs by name.
+pub(crate) fn build(places: &Places, what: &str, options: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
+    let mut cargo = places.cargo();
+    cargo.arg("build").args(options).arg("--message-format=json-render-diagnostics");
+    let mut spinner = Spinner::start(format!("building {what}"));
+    let mut busy: BTreeMap<String, Instant> = BTreeMap::new();
+    let mut done: BTreeSet<String> = BTreeSet::new();
+    let mut programs = BTreeMap::new();
+    let finished = watch(&mut cargo, |lines| {
+        for (stream, line) in lines {
+            match stream {
+                Stream::Err => match compiling(line) {
+                    Some(package) if done.contains(&package) => {}
+                    Some(package) => {
+                        busy.insert(package, Instant::now());
+                    }
+                    None if line.trim_start().starts_with("Finished") => {}
+                    None => spinner.line(line),
+                },
+                Stream::Out => {
+                    let Ok(message) = serde_json::from_str::<Message>(line) else {
+                        continue;
+                    };
+                    if let Some(package) = compiled(&message) {
+                        busy.remove(&package);
+                        done.insert(package);
+                    }
+                    if let (Some(target), Some(path)) = (message.target, message.executable) {
+                        programs.insert(target.name, path);
+                    }
+                }
+            }
+        }
+        spinner.say(format!("building {what}: {}", progress(&busy, done.len())));
+    })?;
+    let took = spinner.elapsed();
+    drop(spinner);
+    if !finished.status.success() {
+        bail!("{what} could not be built; cargo's messages are above");
+    }
+    if took.as_secs() > 0 {
+        note(format!("built {what} in {}", duration(took)));
+    }
+    Ok(programs)
+}
+
+/// `   Compiling torch-sys v0.24.0`: the package's name.
+fn compiling(line: &str) -> Option<String> {
+    let mut words = line.split_whitespace();
+    (words.next()? == "Compiling").then_some(())?;
+    words.next().map(str::to_owned)
+}
+
+/// The package whose library or program is done, for a message of cargo that says so.
+fn compiled(message: &Message) -> Option<String> {
+    if message.reason != "compiler-artifact" {
+        return None;
+    }
+    let target = message.target.as_ref()?;
+    if target.kind.iter().any(|kind| kind == "custom-build") {
+        return None;
+    }
+    package_name(message.package_id.as_deref()?)
+}
+
+/// The name in `registry+…#torch-sys@0.24.0` or `path+file:///…/crates/tensor#0.1.0`.
+fn package_name(id: &str) -> Option<String> {
+    let (place, end) = id.split_once('#')?;
+    Some(match end.split_once('@') {
+        Some((name, _)) => name.to_owned(),
+        None => place.rsplit('/').next()?.to_owned(),
+    })
+}
+
+fn progress(busy: &BTreeMap<String, Instant>, done: usize) -> String {
+    let mut longest: Vec<(&String, &Instant)> = busy.iter().collect();
+    longest.sort_by_key(|(_, since)| **since);
+    let names: Vec<&str> = longest
+        .iter()
+        .take(3)
+        .map(|(name, _)| match name.as_str() {
+            "torch-sys" => "torch-sys (one large C++ file, the longest part)",
+            name => name,
+        })
+        .collect();
+    format!("{done} crates done; now {}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_named_from_cargos_lines_and_ids() {
+        assert_eq!(compiling("   Compiling torch-sys v0.24.0"), Some("torch-sys".into()));
+        assert_eq!(compiling("warning: unused"), None);
+        assert_eq!(package_name("registry+https://x/index#torch-sys@0.24.0"), Some("torch-sys".into()));
+        assert_eq!(package_name("path+file:///w/crates/tensor#0.1.0"), Some("tensor".into()));
+    }
+
+    #[test]
+    fn crates_without_libtorch_come_with_their_options() {
+        let text = r#"{"packages": [{"name": "tensor", "manifest_path": "/t", "dependencies": [], "targets": []}],
+            "metadata": {"tessera": {"without-libtorch": ["tensor --no-default-features", "notyet"]}, "other": 1}}"#;
+        let metadata: Metadata = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            metadata.without_libtorch(),
+            [WithoutLibtorch { package: "tensor".into(), options: vec!["--no-default-features".into()] }]
+        );
+        let error = metadata.check_names(&["bandit".into()]).unwrap_err().to_string();
+        assert!(error.contains("bandit") && error.contains("tensor"), "{error}");
+    }
+}
