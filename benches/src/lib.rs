@@ -14,7 +14,7 @@ pub mod cli;
 pub mod experiment;
 pub mod experiments;
 pub mod record;
-#[path = "/tmp/report_stub.rs"]
+
 pub mod report;
 pub mod run;
 pub mod spec;

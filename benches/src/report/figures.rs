@@ -14,11 +14,13 @@ pub(super) struct Figure {
 
 /// The plots of an experiment: the main metric by arm, then paired differences and ratios.
 pub(super) fn of(experiment: &ExperimentResult, anchor: &str) -> Vec<Figure> {
-    let mut figures: Vec<Figure> = means(experiment).into_iter().collect();
+    let means = means(experiment);
+    let means = if view::is_timing(experiment) { means.map(logarithmic) } else { means };
+    let mut figures: Vec<Figure> = means.into_iter().collect();
     for (i, metric) in experiment.spec.metrics.iter().enumerate() {
         figures.extend(differences(experiment, metric, i == 0));
     }
-    figures.extend(ratios(experiment));
+    figures.extend(ratios(experiment).map(logarithmic));
     for (i, figure) in figures.iter_mut().enumerate() {
         figure.plot.id = format!("{anchor}-plot{i}");
     }
@@ -37,6 +39,12 @@ pub(super) fn class(verdict: Verdict) -> &'static str {
     }
 }
 
+/// A logarithmic axis for times and ratios that span more than a decade.
+fn logarithmic(mut figure: Figure) -> Figure {
+    figure.plot.logarithmic = true;
+    figure
+}
+
 fn means(experiment: &ExperimentResult) -> Option<Figure> {
     let metric = experiment.spec.metrics.first()?;
     let row = |arm: &crate::spec::Arm| {
@@ -53,11 +61,11 @@ fn means(experiment: &ExperimentResult) -> Option<Figure> {
     };
     let rows: Vec<Row> = experiment.spec.arms.iter().filter_map(row).collect();
     let heading = view::metric_heading(metric);
-    figure(rows, None, heading, format!("{} by arm", metric.label), || {
+    figure(rows, None, heading, format!("{} by arm", view::capitalized(&metric.label)), || {
         format!(
             "{} by arm: mean over seeds with its 95 % interval. Methods are filled dots, what they are compared with \
              open ones.",
-            metric.label
+            view::capitalized(&metric.label)
         )
     })
 }
@@ -65,16 +73,18 @@ fn means(experiment: &ExperimentResult) -> Option<Figure> {
 /// Differences to the first arm in the main metric, and the claims about the metric that compare others.
 fn differences(experiment: &ExperimentResult, metric: &Metric, main: bool) -> Option<Figure> {
     let first = experiment.spec.arms.first()?;
-    // An arm with information that no user has may be so far away that the margins can't be seen.
-    let compared = |arm: &str| experiment.spec.arm(arm).is_none_or(|arm| arm.role != Role::Reference);
+    // An arm with information that no user has may be so far away that the margins can't be seen: it is shown
+    // only for a claim that is to be decided.
+    let orientation = |arm: &str| experiment.spec.arm(arm).is_some_and(|arm| arm.role == Role::Reference);
     let claims: Vec<&ClaimResult> = experiment
         .claims
         .iter()
-        .filter(|c| c.claim.metric == metric.name && !view::is_ratio(c.claim.test) && compared(&c.claim.arm))
+        .filter(|c| c.claim.metric == metric.name && !view::is_ratio(c.claim.test))
+        .filter(|c| c.claim.test != Test::Descriptive || !orientation(&c.claim.arm))
         .collect();
     let mut rows = Vec::new();
     if main && !view::is_timing(experiment) {
-        for arm in experiment.spec.arms.iter().filter(|arm| compared(&arm.name)) {
+        for arm in experiment.spec.arms.iter().filter(|arm| !orientation(&arm.name)) {
             let about = claims.iter().any(|c| c.claim.arm == arm.name && c.claim.reference == first.name);
             let found = view::arm_result(experiment, arm).and_then(|result| result.differences.get(&metric.name));
             if let Some(difference) = found.filter(|_| !about) {
@@ -108,12 +118,8 @@ fn differences(experiment: &ExperimentResult, metric: &Metric, main: bool) -> Op
     };
     figure(rows, Some(0.0), axis, format!("Paired differences in {}", metric.label), || {
         let margin = if banded { " The shaded range is the margin of the claim." } else { "" };
-        let left_out = experiment.arms.iter().any(|arm| !compared(&arm.name));
-        let left_out = if left_out { " Arms for orientation are left out." } else { "" };
-        format!(
-            "{}: paired differences over seeds with 95 % intervals; the signs are verdicts.{margin}{left_out}",
-            metric.label
-        )
+        let metric = view::capitalized(&metric.label);
+        format!("{metric}: paired differences over seeds with 95 % intervals; the signs are verdicts.{margin}")
     })
 }
 
@@ -174,6 +180,6 @@ fn figure(
     }
     let numbers: Vec<String> = rows.iter().map(|row| format!("{}: {}", row.label, row.numbers)).collect();
     let description = format!("{axis}. {}.", numbers.join("; "));
-    let plot = Plot { id: String::new(), title, description, axis, rows, anchor };
+    let plot = Plot { id: String::new(), title, description, axis, rows, anchor, logarithmic: false };
     Some(Figure { plot, caption: caption() })
 }

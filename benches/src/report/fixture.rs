@@ -14,7 +14,7 @@ fn claim(name: &str, statement: &str, (arm, metric, reference): (&str, &str, &st
     Claim {
         name: name.into(),
         statement: statement.into(),
-        source: if name.len() % 2 == 0 { "paper" } else { "ours" }.into(),
+        source: if name.len().is_multiple_of(2) { "paper" } else { "ours" }.into(),
         metric: metric.into(),
         arm: arm.into(),
         reference: reference.into(),
@@ -23,8 +23,8 @@ fn claim(name: &str, statement: &str, (arm, metric, reference): (&str, &str, &st
 }
 
 fn spec(krate: &str, name: &str, title: &str) -> Spec {
-    let accuracy = Metric::new("accuracy", "Target accuracy", "%", Direction::Higher, 2);
-    let loss = Metric::new("loss", "Target loss", "nats", Direction::Lower, 3);
+    let accuracy = Metric::new("accuracy", "target accuracy", "%", Direction::Higher, 2);
+    let loss = Metric::new("loss", "target loss", "nats", Direction::Lower, 3);
     let passes = Metric::new("passes", "Gradient passes", "", Direction::Neither, 0);
     Spec {
         name: name.into(),

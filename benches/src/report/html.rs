@@ -4,7 +4,7 @@ use super::figures::{self, class};
 use super::format::{DASH, date, mean, mebibytes, seconds};
 use super::plot;
 use super::view::{self, ClaimRow};
-use crate::analysis::{Analysis, ExperimentResult, Verdict};
+use crate::analysis::{Analysis, ClaimResult, ExperimentResult, Verdict};
 use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("style.css");
@@ -155,9 +155,7 @@ fn claim(out: &mut String, row: &ClaimRow<'_>) {
         escape(&result.claim.source),
         escape(&view::comparison(experiment, &result.claim)),
     );
-    let (effect, ends) = view::effect_parts(experiment, result);
-    let ends = ends.map(|ends| format!(" <span class=\"ends\">{}</span>", escape(&ends))).unwrap_or_default();
-    let _ = write!(out, "</td><td data-label=\"Effect\">{}{ends}", escape(&effect));
+    let _ = write!(out, "</td><td data-label=\"Effect\">{}", effect(experiment, result));
     if let Some(full) = row.committed {
         let _ = write!(
             out,
@@ -165,7 +163,7 @@ fn claim(out: &mut String, row: &ClaimRow<'_>) {
             class(full.verdict),
             view::symbol(full.verdict),
             words(full.verdict),
-            escape(&view::effect(experiment, full)),
+            effect(experiment, full),
             view::pairs(full)
         );
     }
@@ -175,6 +173,14 @@ fn claim(out: &mut String, row: &ClaimRow<'_>) {
         escape(&view::criterion(experiment, &result.claim)),
         view::pairs(result)
     );
+}
+
+/// The estimate of a claim, its interval kept on one line.
+fn effect(experiment: &ExperimentResult, result: &ClaimResult) -> String {
+    match view::effect_parts(experiment, result) {
+        (value, Some(ends)) => format!("{} <span class=\"ends\">{}</span>", escape(&value), escape(&ends)),
+        (value, None) => escape(&value),
+    }
 }
 
 /// The words of a verdict, escaped.
@@ -217,18 +223,22 @@ fn section(out: &mut String, experiment: &ExperimentResult) {
         out.push_str("</ul>\n");
     }
     if !experiment.arms.is_empty() {
-        let figures: String = figures::of(experiment, &anchor)
-            .into_iter()
-            .map(|figure| (plot::svg(&figure.plot), figure.caption))
-            .filter(|(svg, _)| !svg.is_empty())
-            .map(|(svg, caption)| format!("<figure>{svg}<figcaption>{}</figcaption></figure>\n", escape(&caption)))
-            .collect();
         arms(out, experiment);
-        if !figures.is_empty() {
-            let _ = write!(out, "<div class=\"figures\">\n{figures}</div>\n");
-        }
+        figures(out, experiment, &anchor);
     }
     out.push_str("</article>\n");
+}
+
+fn figures(out: &mut String, experiment: &ExperimentResult, anchor: &str) {
+    out.push_str("<div class=\"figures\">\n");
+    for figure in figures::of(experiment, anchor) {
+        let svg = plot::svg(&figure.plot);
+        if !svg.is_empty() {
+            let caption = escape(&figure.caption);
+            let _ = writeln!(out, "<figure>{svg}<figcaption>{caption}</figcaption></figure>");
+        }
+    }
+    out.push_str("</div>\n");
 }
 
 fn arms(out: &mut String, experiment: &ExperimentResult) {
@@ -241,8 +251,11 @@ fn arms(out: &mut String, experiment: &ExperimentResult) {
          <th scope=\"col\" class=\"number\">Seeds</th>",
         escape(&spec.title)
     );
-    let headings = spec.metrics.iter().map(view::metric_heading).chain(difference.clone());
-    for heading in headings.chain(["Wall (s)", "CPU (s)", "Peak (MiB)"].map(str::to_owned)) {
+    let mut headings: Vec<String> = spec.metrics.iter().map(view::metric_heading).collect();
+    if let Some(heading) = &difference {
+        headings.insert(1, heading.clone());
+    }
+    for heading in headings.into_iter().chain(["Wall (s)", "CPU (s)", "Peak (MiB)"].map(str::to_owned)) {
         let _ = write!(out, "<th scope=\"col\" class=\"number\">{}</th>", escape(&heading));
     }
     out.push_str("</tr></thead>\n<tbody>\n");
@@ -261,7 +274,7 @@ fn arms(out: &mut String, experiment: &ExperimentResult) {
             let metric = &spec.metrics[0];
             let found = result.and_then(|r| r.differences.get(&metric.name));
             let words = |d| view::difference(&view::advantage(metric, d), metric.decimals);
-            cells.push(found.map_or_else(|| DASH.to_owned(), words));
+            cells.insert(2, found.map_or_else(|| DASH.to_owned(), words));
         }
         let cost = result.filter(|r| r.seeds > 0).map(|r| [seconds(r.wall_s), seconds(r.cpu_s), mebibytes(r.peak_mib)]);
         cells.extend(cost.unwrap_or([DASH; 3].map(str::to_owned)));

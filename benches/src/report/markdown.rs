@@ -93,7 +93,9 @@ fn arms(out: &mut String, experiment: &ExperimentResult) {
     let difference = view::difference_heading(experiment);
     let mut header: Vec<String> = ["Arm", "For", "Seeds"].map(str::to_owned).to_vec();
     header.extend(spec.metrics.iter().map(|metric| escape(&view::metric_heading(metric))));
-    header.extend(difference.iter().map(|heading| escape(heading)));
+    if let Some(heading) = &difference {
+        header.insert(4, escape(heading));
+    }
     header.extend(["Wall (s)", "CPU (s)", "Peak (MiB)", "Settings"].map(str::to_owned));
     let right: Vec<usize> = (2..header.len() - 1).collect();
     let rows = spec.arms.iter().map(|arm| {
@@ -104,10 +106,11 @@ fn arms(out: &mut String, experiment: &ExperimentResult) {
         if difference.is_some() {
             let metric = &spec.metrics[0];
             let found = result.and_then(|r| r.differences.get(&metric.name));
-            row.push(found.map_or_else(
+            let words = found.map_or_else(
                 || DASH.to_owned(),
                 |d| escape(&view::difference(&view::advantage(metric, d), metric.decimals)),
-            ));
+            );
+            row.insert(4, words);
         }
         let cost = result.filter(|r| r.seeds > 0).map(|r| [seconds(r.wall_s), seconds(r.cpu_s), mebibytes(r.peak_mib)]);
         row.extend(cost.unwrap_or([DASH; 3].map(str::to_owned)));
@@ -141,7 +144,7 @@ pub(super) fn escape(text: &str) -> String {
             '_' => out.push_str("\\_"),
             // Headings, lists and quotes start a line.
             '#' | '+' | '-' if out.is_empty() => out.extend(['\\', c]),
-            c if c.is_whitespace() || c.is_control() => {
+            c if c != '\u{a0}' && (c.is_whitespace() || c.is_control()) => {
                 if !out.ends_with(' ') {
                     out.push(' ');
                 }

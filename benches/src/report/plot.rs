@@ -43,6 +43,8 @@ pub(super) struct Plot {
     pub(super) rows: Vec<Row>,
     /// A reference line: 0 for differences, 1 for ratios.
     pub(super) anchor: Option<f64>,
+    /// Whether the axis may be logarithmic, which it is when the values are positive and span a decade.
+    pub(super) logarithmic: bool,
 }
 
 const TOP: f64 = 4.0;
@@ -54,8 +56,8 @@ const SIDE: f64 = 2.0;
 /// The plot, or nothing when no row has a number.
 pub(super) fn svg(plot: &Plot) -> String {
     let rows: Vec<&Row> = plot.rows.iter().filter(|row| row.value.is_finite()).collect();
-    let Some((low, high)) = domain(&rows, plot.anchor) else { return String::new() };
-    let x = |value: f64| (SIDE + (100.0 - 2.0 * SIDE) * ((value - low) / (high - low))).clamp(0.0, 100.0);
+    let Some(axis) = Axis::over(&rows, plot) else { return String::new() };
+    let x = |value: f64| axis.position(value);
     // Where label and numbers don't fit beside each other on a phone, each has a line of its own.
     let lines = if rows.iter().any(|row| length(&row.label) + length(&row.numbers) > MOST) { 2.0 } else { 1.0 };
     let height = LINE * lines + 27.0;
@@ -70,9 +72,9 @@ pub(super) fn svg(plot: &Plot) -> String {
         escape(&plot.description),
         id = escape(&plot.id),
     );
-    let (ticks, decimals) = ticks(low, high);
-    for &tick in &ticks {
-        let at = x(tick);
+    let ticks = axis.ticks();
+    for (tick, _) in &ticks {
+        let at = x(*tick);
         let _ =
             write!(out, "<line class=\"grid\" x1=\"{at:.2}%\" x2=\"{at:.2}%\" y1=\"{TOP:.0}\" y2=\"{bottom:.0}\"/>");
     }
@@ -96,8 +98,8 @@ pub(super) fn svg(plot: &Plot) -> String {
         draw_row(&mut out, row, TOP + height * i as f64, lines, &x);
     }
     let _ = write!(out, "<line class=\"axis\" x1=\"0\" x2=\"100%\" y1=\"{bottom:.0}\" y2=\"{bottom:.0}\"/>");
-    for &tick in &ticks {
-        let at = x(tick);
+    for (tick, words) in &ticks {
+        let at = x(*tick);
         let anchor = if at < 4.0 {
             "start"
         } else if at > 96.0 {
@@ -105,11 +107,11 @@ pub(super) fn svg(plot: &Plot) -> String {
         } else {
             "middle"
         };
-        let (y, text) = (bottom + 15.0, tick_text(tick, decimals));
-        let _ = write!(out, "<text class=\"tick\" x=\"{at:.2}%\" y=\"{y:.0}\" text-anchor=\"{anchor}\">{text}</text>");
+        let y = bottom + 15.0;
+        let _ = write!(out, "<text class=\"tick\" x=\"{at:.2}%\" y=\"{y:.0}\" text-anchor=\"{anchor}\">{words}</text>");
     }
-    let (y, axis) = (bottom + 34.0, escape(&shortened(&plot.axis, MOST + 8)));
-    let _ = write!(out, "<text class=\"tick\" x=\"50%\" y=\"{y:.0}\" text-anchor=\"middle\">{axis}</text></svg>");
+    let (y, words) = (bottom + 34.0, escape(&shortened(&plot.axis, MOST)));
+    let _ = write!(out, "<text class=\"tick\" x=\"50%\" y=\"{y:.0}\" text-anchor=\"middle\">{words}</text></svg>");
     out
 }
 
@@ -145,7 +147,7 @@ fn draw_row(out: &mut String, row: &Row, top: f64, lines: f64, x: &impl Fn(f64) 
 }
 
 /// Characters that fit on a line on a phone.
-const MOST: usize = 48;
+const MOST: usize = 52;
 
 fn length(text: &str) -> usize {
     text.chars().count()
@@ -159,21 +161,59 @@ fn shortened(label: &str, most: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// What the axis must show, with some room; nothing when there is no number or the range overflows.
-fn domain(rows: &[&Row], anchor: Option<f64>) -> Option<(f64, f64)> {
-    let pair = |pair: Option<(f64, f64)>| pair.map(|(a, b)| [a, b]).into_iter().flatten();
-    let values = rows
-        .iter()
-        .flat_map(|row| std::iter::once(row.value).chain(pair(row.interval)).chain(pair(row.band)).chain(row.bound));
-    let finite = values.filter(|v| v.is_finite()).collect::<Vec<f64>>();
-    if finite.is_empty() {
-        return None;
+/// From values to positions.
+struct Axis {
+    low: f64,
+    high: f64,
+    logarithmic: bool,
+}
+
+impl Axis {
+    /// What the rows need, with some room; nothing when there is no number or the range overflows.
+    fn over(rows: &[&Row], plot: &Plot) -> Option<Self> {
+        let pair = |pair: Option<(f64, f64)>| pair.map(|(a, b)| [a, b]).into_iter().flatten();
+        let values = rows.iter().flat_map(|row| {
+            std::iter::once(row.value).chain(pair(row.interval)).chain(pair(row.band)).chain(row.bound)
+        });
+        let values: Vec<f64> = values.chain(plot.anchor).filter(|v| v.is_finite()).collect();
+        if rows.is_empty() {
+            return None;
+        }
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if plot.logarithmic && low > 1e-9 && high / low >= 10.0 {
+            let room = (high / low).powf(0.06);
+            let (low, high) = (low / room, high * room);
+            return high.is_finite().then_some(Self { low, high, logarithmic: true });
+        }
+        let room = if high > low { (high - low) * 0.06 } else { (high.abs() * 0.05).max(1e-3) };
+        let (low, high) = (low - room, high + room);
+        (low < high && (high - low).is_finite()).then_some(Self { low, high, logarithmic: false })
     }
-    let all = || finite.iter().copied().chain(anchor);
-    let (low, high) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
-    let room = if high > low { (high - low) * 0.06 } else { (high.abs() * 0.05).max(1e-3) };
-    let (low, high) = (low - room, high + room);
-    (low < high && (high - low).is_finite()).then_some((low, high))
+
+    /// Percent from the left.
+    fn position(&self, value: f64) -> f64 {
+        let part = if self.logarithmic {
+            (value / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (value - self.low) / (self.high - self.low)
+        };
+        (SIDE + (100.0 - 2.0 * SIDE) * part).clamp(0.0, 100.0)
+    }
+
+    /// Round values between the ends, with their words.
+    fn ticks(&self) -> Vec<(f64, String)> {
+        if !self.logarithmic {
+            let (ticks, decimals) = ticks(self.low, self.high);
+            return ticks.into_iter().map(|tick| (tick, tick_text(tick, decimals))).collect();
+        }
+        let decades = (self.low.log10().floor() as i32)..=(self.high.log10().ceil() as i32);
+        let steps: &[f64] = if self.high / self.low > 200.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let all = decades.flat_map(|decade| steps.iter().map(move |step| (step * 10f64.powi(decade), decade)));
+        all.filter(|(tick, _)| (self.low..=self.high).contains(tick))
+            .map(|(tick, decade)| (tick, tick_text(tick, usize::try_from(-decade).unwrap_or(0))))
+            .collect()
+    }
 }
 
 /// Round numbers between the ends, and the decimals that they need.
@@ -243,6 +283,20 @@ mod tests {
         assert_eq!((found, decimals), (vec![92.0, 94.0, 96.0], 0));
         let (found, decimals) = ticks(-0.12, 0.31);
         assert!(found.iter().all(|t| (-0.12..=0.31).contains(t)) && decimals == 1, "{found:?} {decimals}");
+    }
+
+    #[test]
+    fn times_over_decades_get_a_logarithmic_axis_and_others_do_not() {
+        let of = |values: &[f64], logarithmic| {
+            let rows = values.iter().map(|&value| Row { value, ..Row::default() }).collect();
+            svg(&Plot { id: "p".into(), rows, logarithmic, ..Plot::default() })
+        };
+        let ticks = |out: &str| out.matches("class=\"grid\"").count();
+        let wide = of(&[0.05, 0.5, 5.0], true);
+        assert!(wide.contains("cx=\"50.00%\"") && wide.contains(">0.05<") && wide.contains(">2<"), "{wide}");
+        assert!(ticks(&wide) >= 6, "{wide}");
+        assert_eq!(of(&[1.0, 2.0], true), of(&[1.0, 2.0], false));
+        assert_eq!(of(&[0.0, 20.0], true), of(&[0.0, 20.0], false));
     }
 
     #[test]

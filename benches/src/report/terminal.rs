@@ -81,7 +81,7 @@ fn columns(experiment: &ExperimentResult, metrics: usize) -> Vec<Vec<String>> {
         let words = |d: &Estimate| view::difference(&view::advantage(metric, d), metric.decimals);
         let first = spec.arms.first().map_or("", |arm| &arm.label);
         let heading = view::with_unit(&format!("over {first}"), view::difference_unit(metric));
-        columns.push(column(&heading, &|result| result.differences.get(&metric.name).map_or_else(dash, words)));
+        columns.insert(3, column(&heading, &|result| result.differences.get(&metric.name).map_or_else(dash, words)));
     }
     let wall = |result: &ArmResult| if result.seeds > 0 { seconds(result.wall_s) } else { dash() };
     columns.push(column("Wall (s)", &wall));

@@ -4,6 +4,7 @@ use super::format::{DASH, count, date, exact, fixed, interval, signed};
 use crate::analysis::{Analysis, ArmResult, ClaimResult, Estimate, ExperimentResult, Verdict};
 use crate::record::Provenance;
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Test};
+use std::fmt::Write as _;
 
 /// A claim with the experiment that it belongs to and, for a quick run, what the full run said.
 pub(super) struct ClaimRow<'a> {
@@ -113,12 +114,23 @@ pub(super) fn role(role: Role) -> &'static str {
 /// What is compared: `Target accuracy: SAM vs ERM`.
 pub(super) fn comparison(experiment: &ExperimentResult, claim: &Claim) -> String {
     let metric = experiment.spec.metric(&claim.metric).map_or(claim.metric.as_str(), |m| &m.label);
-    format!("{metric}: {} vs {}", arm_label(experiment, &claim.arm), arm_label(experiment, &claim.reference))
+    format!(
+        "{}: {} vs {}",
+        capitalized(metric),
+        arm_label(experiment, &claim.arm),
+        arm_label(experiment, &claim.reference)
+    )
 }
 
 /// Unit of a difference: that of a percentage is the percentage point.
 pub(super) fn difference_unit(metric: &Metric) -> &str {
     if metric.unit == "%" { "pp" } else { &metric.unit }
+}
+
+/// Text as the start of a heading or sentence.
+pub(super) fn capitalized(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map_or_else(String::new, |first| first.to_uppercase().chain(characters).collect())
 }
 
 /// `label (unit)`.
@@ -137,7 +149,7 @@ pub(super) fn arrow(direction: Direction) -> &'static str {
 
 /// Heading of a metric's column: label, unit, and an arrow for the better direction.
 pub(super) fn metric_heading(metric: &Metric) -> String {
-    format!("{}{}", with_unit(&metric.label, &metric.unit), arrow(metric.direction))
+    format!("{}{}", with_unit(&capitalized(&metric.label), &metric.unit), arrow(metric.direction))
 }
 
 /// Heading of the column of paired differences in the main metric, where there is one: not for timings, whose
@@ -149,7 +161,7 @@ pub(super) fn difference_heading(experiment: &ExperimentResult) -> Option<String
         return None;
     }
     let words = if metric.direction == Direction::Neither { "difference to" } else { "advantage over" };
-    Some(with_unit(&format!("{}: {words} {}", metric.label, first.label), difference_unit(metric)))
+    Some(with_unit(&format!("{} {}", capitalized(words), first.label), difference_unit(metric)))
 }
 
 /// A paired difference, turned so that positive is better.
@@ -348,7 +360,7 @@ pub(super) fn command(analysis: &Analysis) -> String {
         && experiments.iter().all(|e| e.planned == first.planned)
         && experiments.iter().any(|e| e.planned != e.spec.default_seeds(analysis.mode))
     {
-        command.push_str(&format!(" --seeds {}", first.planned));
+        let _ = write!(command, " --seeds {}", first.planned);
     }
     command
 }

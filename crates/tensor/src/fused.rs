@@ -6,6 +6,9 @@
 //! of threads. They apply to dense f32 CPU tensors; for all others they decline (`None`, `false`) without
 //! having done anything, and the caller takes its plain path of libtorch operations.
 //!
+//! Autograd isn't told of what these loops write: a graph recorded before must not be used afterwards. (Libtorch's
+//! own in-place operations make it refuse such a graph.)
+//!
 //! ```
 //! use tensor::{fused, tch::Tensor};
 //! let w = Tensor::from_slice(&[1.0f32, 2.0]);
