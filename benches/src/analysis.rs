@@ -179,7 +179,8 @@ fn examine(spec: &Spec, mode: Mode, planned: u64, records: &[&Record], skipped: 
         .map(|(arm, records)| arm_result(spec, &arm.name, &records, &of(&spec.arms[0].name)))
         .collect();
     let seeds: BTreeSet<u64> = records.iter().map(|r| r.seed).collect();
-    let claims = spec.claims.iter().map(|claim| claim_result(spec, claim, &of(&claim.arm), &of(&claim.reference))).collect();
+    let claims =
+        spec.claims.iter().map(|claim| claim_result(spec, claim, &of(&claim.arm), &of(&claim.reference))).collect();
     ExperimentResult { spec: spec.clone(), mode, seeds: seeds.len(), planned, skipped, arms, claims }
 }
 

@@ -5,9 +5,10 @@ use crate::experiment::{Context, all, select};
 use crate::record::{Meta, Record, parse};
 use crate::report;
 use crate::run::{self, Ending, META, RESULTS, Request};
-use crate::spec::Mode;
+use crate::spec::{Mode, Spec};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
@@ -223,16 +224,16 @@ fn write_report(folders: &[PathBuf], out: Option<&Path>, committed: &Path) -> Re
 
 fn list(json: bool) -> Result<()> {
     let specs: Vec<_> = select(&[], Mode::Full, true)?.into_iter().map(|e| e.spec).collect();
-    if json {
-        let rows: Vec<_> = specs
-            .iter()
-            .map(|s| serde_json::json!({ "name": s.name, "crate": s.krate, "title": s.title, "kind": s.kind, "data": s.data }))
-            .collect();
-        println!("{}", serde_json::to_string_pretty(&rows)?);
-        return Ok(());
+    let text = if json {
+        let row = |s: &Spec| serde_json::json!({ "name": s.name, "crate": s.krate, "title": s.title, "kind": s.kind, "data": s.data });
+        serde_json::to_string_pretty(&specs.iter().map(row).collect::<Vec<_>>())? + "\n"
+    } else {
+        let data = |s: &Spec| if s.data.is_empty() { "none".to_owned() } else { s.data.join(", ") };
+        specs.iter().map(|s| format!("{:<16} {:<10} {} (data: {})\n", s.name, s.krate, s.title, data(s))).collect()
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Whoever reads has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
     }
-    for spec in specs {
-        println!("{:<16} {:<10} {} (data: {})", spec.name, spec.krate, spec.title, if spec.data.is_empty() { "none".into() } else { spec.data.join(", ") });
-    }
-    Ok(())
 }

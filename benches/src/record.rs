@@ -101,7 +101,13 @@ pub struct Record {
 
 impl Record {
     /// A line from an outcome.
-    pub fn new(key: (&str, &str, u64), mode: Mode, outcome: Result<Outcome>, cost: Cost, provenance: &Provenance) -> Self {
+    pub fn new(
+        key: (&str, &str, u64),
+        mode: Mode,
+        outcome: Result<Outcome>,
+        cost: Cost,
+        provenance: &Provenance,
+    ) -> Self {
         let (experiment, arm, seed) = key;
         let (outcome, error) = match outcome {
             Ok(outcome) => (outcome, None),
@@ -294,7 +300,13 @@ mod tests {
 
     #[test]
     fn a_failed_run_is_recorded_with_its_message() {
-        let failed = Record::new(("e", "a", 0), Mode::Full, Err(anyhow::anyhow!("it broke")), Cost::default(), &Provenance::default());
+        let failed = Record::new(
+            ("e", "a", 0),
+            Mode::Full,
+            Err(anyhow::anyhow!("it broke")),
+            Cost::default(),
+            &Provenance::default(),
+        );
         assert_eq!(failed.error.as_deref(), Some("it broke"));
         assert!(failed.metrics.is_empty());
     }

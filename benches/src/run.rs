@@ -134,8 +134,7 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
     tensor::threads::set(meta.threads)?;
     let here = Provenance::here(meta.threads, &format!("{device:?}"));
     let (mut results, found) = Results::open(&folder.join(RESULTS))?;
-    let done: HashSet<(String, String, u64)> =
-        found.iter().filter(|r| r.error.is_none()).map(Record::key).collect();
+    let done: HashSet<(String, String, u64)> = found.iter().filter(|r| r.error.is_none()).map(Record::key).collect();
 
     let experiments = select(&meta.names, meta.mode, meta.peers)?;
     let (ready, skipped) = split_by_data(experiments)?;
@@ -248,7 +247,8 @@ fn split_by_data(experiments: Vec<Experiment>) -> Result<(Vec<Experiment>, Vec<S
             ready.push(experiment);
         } else {
             let sets = missing.join(" ");
-            let reason = format!("the data set {sets} isn't in the cache; fetch it with `cargo xtask data fetch {sets}`.");
+            let reason =
+                format!("the data set {sets} isn't in the cache; fetch it with `cargo xtask data fetch {sets}`.");
             skipped.push(Skipped { experiment: experiment.spec.name, reason });
         }
     }
@@ -275,18 +275,14 @@ mod tests {
     }
 
     fn keys(units: &[Unit<'_>]) -> Vec<(String, String, u64)> {
-        units
-            .iter()
-            .map(|u| (u.experiment.spec.name.clone(), u.arm.unwrap_or("").to_owned(), u.seed))
-            .collect()
+        units.iter().map(|u| (u.experiment.spec.name.clone(), u.arm.unwrap_or("").to_owned(), u.seed)).collect()
     }
 
     #[test]
     fn shards_partition_the_plan() {
         let all = all();
         let whole = keys(&plan(&all, &meta(None), &HashSet::new()));
-        let mut parts: Vec<_> =
-            (1..=3).flat_map(|i| keys(&plan(&all, &meta(Some((i, 3))), &HashSet::new()))).collect();
+        let mut parts: Vec<_> = (1..=3).flat_map(|i| keys(&plan(&all, &meta(Some((i, 3))), &HashSet::new()))).collect();
         parts.sort();
         let mut sorted = whole.clone();
         sorted.sort();

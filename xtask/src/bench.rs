@@ -60,7 +60,7 @@ pub(crate) struct BenchArgs {
 
 impl BenchArgs {
     /// The same options for `tessera-bench run`.
-    fn forward(&self) -> Vec<String> {
+    fn forward(&self, runs: &Path) -> Vec<String> {
         let mut options = self.names.clone();
         let flags = [("--quick", self.quick), ("--full", self.full)];
         options.extend(flags.iter().filter(|(_, on)| *on).map(|(name, _)| (*name).to_owned()));
@@ -75,7 +75,11 @@ impl BenchArgs {
         with("--shard", self.shard.clone());
         if let Some(run) = &self.resume {
             options.push("--resume".to_owned());
-            options.extend(run.clone());
+            // A run's name means its folder; a path is left as it is.
+            options.extend(run.as_ref().map(|run| match runs.join(run) {
+                folder if folder.exists() => folder.display().to_string(),
+                _ => run.clone(),
+            }));
         }
         options
     }
@@ -188,7 +192,7 @@ pub(crate) fn bench(places: &Places, args: &BenchArgs) -> Result<ExitCode> {
     let benchmark = Benchmark::build(places)?;
     let experiments = benchmark.experiments()?;
     let known = |name: &String| experiments.iter().any(|one| one.is_meant_by(name));
-    let mut options = args.forward();
+    let mut options = args.forward(&places.runs());
     // An unknown name is left to the benchmark, which suggests the nearest one; nothing is fetched for it.
     if args.names.iter().all(known) {
         data::fetch_if_possible(places, Some(&data_needed(&experiments, &args.names)))?;
@@ -323,7 +327,7 @@ mod tests {
 
     fn forwarded(words: &[&str]) -> Vec<String> {
         let words = std::iter::once(&"bench").chain(words);
-        Line::try_parse_from(words).unwrap().bench.forward()
+        Line::try_parse_from(words).unwrap().bench.forward(Path::new("/no-runs"))
     }
 
     #[test]

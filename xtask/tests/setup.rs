@@ -101,10 +101,20 @@ fn a_damaged_file_in_the_cache_is_named_removed_and_fetched_once() {
     let mut wrong = right.clone();
     wrong[10] ^= 1;
     fs::create_dir_all(checkout.at("cache/downloads")).unwrap();
-    fs::write(checkout.at(TORCH), wrong).unwrap();
-    says(&checkout.good(&["setup"]), &["torch-2.11.0", "is damaged", "SHA-256", "fetched again"]);
+    fs::write(checkout.at(TORCH), &wrong).unwrap();
+    let text = checkout.good(&["setup"]);
+    says(&text, &["torch-2.11.0", "is damaged", "SHA-256", "fetched again"]);
     assert_eq!(fs::read(checkout.at(TORCH)).unwrap(), right);
     assert_eq!(checkout.fetched().len(), 2);
+}
+
+#[test]
+fn a_damaged_file_is_gone_even_when_it_cannot_be_fetched_again() {
+    let checkout = Checkout::new();
+    checkout.write(TORCH, "not a wheel");
+    checkout.mode("offline");
+    says(&checkout.bad(&["setup"]), &["is damaged", "it is removed"]);
+    assert!(!checkout.at(TORCH).exists());
 }
 
 #[test]

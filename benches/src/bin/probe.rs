@@ -6,7 +6,10 @@ use tensor::tch::{Cuda, Device, Kind, Tensor};
 /// A small matrix product on a device, checked against its exact result.
 fn kernel_works(device: Device) -> bool {
     let ones = Tensor::f_ones([64, 64], (Kind::Float, device));
-    ones.and_then(|x| x.f_matmul(&x)).and_then(|x| x.f_sum(Kind::Float)).and_then(|x| x.f_double_value(&[])).is_ok_and(|sum| sum == 64.0 * 64.0 * 64.0)
+    ones.and_then(|x| x.f_matmul(&x))
+        .and_then(|x| x.f_sum(Kind::Float))
+        .and_then(|x| x.f_double_value(&[]))
+        .is_ok_and(|sum| sum == 64.0 * 64.0 * 64.0)
 }
 
 fn main() {

@@ -42,7 +42,7 @@ fn section(out: &mut String, experiment: &ExperimentResult) {
     // Metrics that don't fit are in the page and in the Markdown.
     for metrics in (1..=spec.metrics.len().max(1)).rev() {
         let columns = columns(experiment, metrics);
-        let widths: Vec<u16> = columns.iter().skip(1).map(|column| width(column.iter().skip(1))).collect();
+        let widths: Vec<u16> = columns.iter().skip(1).map(|column| column_width(column)).collect();
         let room = WIDTH.saturating_sub(widths.iter().map(|w| w + GAP).sum::<u16>());
         if room < LABEL && metrics > 1 {
             continue;
@@ -51,9 +51,12 @@ fn section(out: &mut String, experiment: &ExperimentResult) {
         for row in 1..columns[0].len() {
             table.add_row(columns.iter().map(|column| Cell::new(&column[row])));
         }
-        for (column, width) in table.column_iter_mut().skip(1).zip(widths) {
-            column.set_cell_alignment(CellAlignment::Right);
-            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width + GAP)));
+        let labels = width(columns[0].iter()).min(room.max(LABEL) - GAP);
+        for (i, (column, width)) in table.column_iter_mut().zip(std::iter::once(labels).chain(widths)).enumerate() {
+            column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(width + GAP)));
+            if i > 0 {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
         }
         print(out, &table);
         return;
@@ -143,6 +146,12 @@ const LABEL: u16 = 16;
 /// Columns that the widest text takes. All that the report writes is one column a character.
 fn width<'a>(texts: impl Iterator<Item = &'a String>) -> u16 {
     texts.map(|text| text.chars().count()).max().unwrap_or(0).min(usize::from(WIDTH)) as u16
+}
+
+/// Width of a column of numbers: cells stay on one line, the heading is broken between words.
+fn column_width(column: &[String]) -> u16 {
+    let words: Vec<String> = column[0].split(' ').map(str::to_owned).collect();
+    width(words.iter().chain(&column[1..]))
 }
 
 /// A table with a line below its head and no others.

@@ -183,7 +183,8 @@ pub(super) fn difference(estimate: &Estimate, decimals: usize) -> String {
 pub(super) fn effect_parts(experiment: &ExperimentResult, result: &ClaimResult) -> (String, Option<String>) {
     let Some(estimate) = result.estimate.filter(|e| e.value.is_finite()) else { return (DASH.to_owned(), None) };
     if is_ratio(result.claim.test) {
-        return (format!("{}×", fixed(estimate.value, 2)), interval(&estimate, 2));
+        let decimals = if estimate.value < 1.0 { 3 } else { 2 };
+        return (format!("{}×", fixed(estimate.value, decimals)), interval(&estimate, decimals));
     }
     let metric = experiment.spec.metric(&result.claim.metric);
     let decimals = metric.map_or(2, |m| m.decimals);

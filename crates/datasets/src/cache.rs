@@ -47,70 +47,45 @@ pub fn is_present(name: &str) -> Result<bool> {
         return Ok(true);
     }
     let dir = set_dir(name)?;
-    Ok(set.files.iter().all(|file| {
-        dir.join(&file.to)
-            .metadata()
-            .is_ok_and(|m| m.is_file() && m.len() == file.bytes)
-    }))
+    Ok(set.files.iter().all(|file| dir.join(&file.to).metadata().is_ok_and(|m| m.is_file() && m.len() == file.bytes)))
 }
 
 /// An unset, empty or (for the folder that the XDG specification defines) relative value counts as not there.
 fn resolve(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
     let path = |name: &str| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     path("TESSERA_CACHE")
-        .or_else(|| {
-            path("XDG_CACHE_HOME")
-                .filter(|p| p.is_absolute())
-                .map(|p| p.join("tessera"))
-        })
+        .or_else(|| path("XDG_CACHE_HOME").filter(|p| p.is_absolute()).map(|p| p.join("tessera")))
         .or_else(|| path("HOME").map(|p| p.join(".cache").join("tessera")))
         .ok_or(Error::NoCacheFolder)
 }
 
 /// Reads the file `to` of `set` from `dir`. Its length is checked before it is read, its hash after.
 pub(crate) fn read_verified(set: &SetInfo, to: &str, dir: &Path) -> Result<Vec<u8>> {
-    let info = set.file(to).ok_or_else(|| {
-        Error::argument("to", format!("the set `{}` has no file `{to}`", set.name))
-    })?;
+    let info =
+        set.file(to).ok_or_else(|| Error::argument("to", format!("the set `{}` has no file `{to}`", set.name)))?;
     let path = dir.join(to);
-    let io_error = |source| Error::Io {
-        path: path.clone(),
-        source,
-    };
+    let io_error = |source| Error::Io { path: path.clone(), source };
     let file = File::open(&path).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Error::Missing {
-            set: set.name.clone(),
-            file: to.to_owned(),
-            folder: dir.to_owned(),
-        },
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            Error::Missing { set: set.name.clone(), file: to.to_owned(), folder: dir.to_owned() }
+        }
         _ => io_error(source),
     })?;
-    let wrong_length = |actual| Error::WrongLength {
-        set: set.name.clone(),
-        path: path.clone(),
-        expected: info.bytes,
-        actual,
-    };
+    let wrong_length =
+        |actual| Error::WrongLength { set: set.name.clone(), path: path.clone(), expected: info.bytes, actual };
     let length = file.metadata().map_err(io_error)?.len();
     if length != info.bytes {
         return Err(wrong_length(length));
     }
     let mut bytes = Vec::with_capacity(info.bytes as usize);
     // One byte more than expected shows a file that grew meanwhile.
-    file.take(info.bytes + 1)
-        .read_to_end(&mut bytes)
-        .map_err(io_error)?;
+    file.take(info.bytes + 1).read_to_end(&mut bytes).map_err(io_error)?;
     if bytes.len() as u64 != info.bytes {
         return Err(wrong_length(bytes.len() as u64));
     }
     let actual = sha256_hex(&bytes);
     if actual != info.sha256 {
-        return Err(Error::WrongHash {
-            set: set.name.clone(),
-            path,
-            expected: info.sha256.clone(),
-            actual,
-        });
+        return Err(Error::WrongHash { set: set.name.clone(), path, expected: info.sha256.clone(), actual });
     }
     Ok(bytes)
 }
@@ -131,29 +106,17 @@ mod tests {
     use crate::catalog::{FileInfo, Source};
 
     fn with(variables: &[(&str, &str)]) -> Result<PathBuf> {
-        resolve(|name| {
-            variables
-                .iter()
-                .find(|(n, _)| *n == name)
-                .map(|(_, v)| OsString::from(v))
-        })
+        resolve(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v)))
     }
 
     #[test]
     fn the_first_variable_that_is_set_wins() {
-        let all = [
-            ("TESSERA_CACHE", "/t"),
-            ("XDG_CACHE_HOME", "/x"),
-            ("HOME", "/h"),
-        ];
+        let all = [("TESSERA_CACHE", "/t"), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h")];
         let place = |v: &[(&str, &str)]| with(v).unwrap();
         assert_eq!(place(&all), Path::new("/t"));
         assert_eq!(place(&all[1..]), Path::new("/x/tessera"));
         assert_eq!(place(&all[2..]), Path::new("/h/.cache/tessera"));
-        assert_eq!(
-            place(&[("TESSERA_CACHE", ""), ("XDG_CACHE_HOME", "x"), all[2]]),
-            Path::new("/h/.cache/tessera")
-        );
+        assert_eq!(place(&[("TESSERA_CACHE", ""), ("XDG_CACHE_HOME", "x"), all[2]]), Path::new("/h/.cache/tessera"));
         assert!(matches!(with(&[]), Err(Error::NoCacheFolder)));
     }
 
@@ -180,28 +143,20 @@ mod tests {
 
     #[test]
     fn the_hash_is_the_standard_one() {
-        assert_eq!(
-            sha256_hex(b"abc"),
-            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        );
+        assert_eq!(sha256_hex(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     }
 
     #[test]
     fn an_intact_file_is_read() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.bin"), b"hello").unwrap();
-        assert_eq!(
-            read_verified(&one_file(b"hello"), "a.bin", dir.path()).unwrap(),
-            b"hello"
-        );
+        assert_eq!(read_verified(&one_file(b"hello"), "a.bin", dir.path()).unwrap(), b"hello");
     }
 
     #[test]
     fn a_missing_file_names_set_folder_and_command() {
         let dir = tempfile::tempdir().unwrap();
-        let message = read_verified(&one_file(b"hello"), "a.bin", dir.path())
-            .unwrap_err()
-            .to_string();
+        let message = read_verified(&one_file(b"hello"), "a.bin", dir.path()).unwrap_err().to_string();
         assert_eq!(
             message,
             format!(
@@ -216,14 +171,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.bin"), b"hell").unwrap();
         let error = read_verified(&one_file(b"hello"), "a.bin", dir.path()).unwrap_err();
-        assert!(matches!(
-            error,
-            Error::WrongLength {
-                expected: 5,
-                actual: 4,
-                ..
-            }
-        ));
+        assert!(matches!(error, Error::WrongLength { expected: 5, actual: 4, .. }));
         assert!(error.to_string().contains("4 bytes long, but 5"));
     }
 
@@ -231,9 +179,7 @@ mod tests {
     fn a_flipped_bit_names_both_hashes() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.bin"), b"hellp").unwrap();
-        let message = read_verified(&one_file(b"hello"), "a.bin", dir.path())
-            .unwrap_err()
-            .to_string();
+        let message = read_verified(&one_file(b"hello"), "a.bin", dir.path()).unwrap_err().to_string();
         assert!(message.contains(&sha256_hex(b"hello")) && message.contains(&sha256_hex(b"hellp")));
         assert!(message.contains("cargo xtask data fetch toy"));
     }

@@ -88,13 +88,10 @@ impl Catalog {
     /// # Errors
     /// [`Error::UnknownSet`], which lists the known names.
     pub fn set(&self, name: &str) -> Result<&SetInfo> {
-        self.sets
-            .iter()
-            .find(|s| s.name == name)
-            .ok_or_else(|| Error::UnknownSet {
-                name: name.to_owned(),
-                known: self.names().collect::<Vec<_>>().join(", "),
-            })
+        self.sets.iter().find(|s| s.name == name).ok_or_else(|| Error::UnknownSet {
+            name: name.to_owned(),
+            known: self.names().collect::<Vec<_>>().join(", "),
+        })
     }
 
     /// The names of all sets.
@@ -122,11 +119,7 @@ mod tests {
 
     #[test]
     fn every_fetched_set_names_its_package_and_every_hash_is_well_formed() {
-        let is_hash = |h: &str| {
-            h.len() == 64
-                && h.bytes()
-                    .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-        };
+        let is_hash = |h: &str| h.len() == 64 && h.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         for set in &catalog().sets {
             let in_repository = set.source == Source::Repository;
             assert_eq!(set.package.is_none(), in_repository, "{}", set.name);
@@ -136,11 +129,7 @@ mod tests {
             assert!(set.sha256.as_deref().is_none_or(is_hash), "{}", set.name);
             for file in &set.files {
                 assert!(is_hash(&file.sha256), "{}", file.to);
-                assert!(
-                    !file.to.contains(['/', '\\']) && file.to != "..",
-                    "{}",
-                    file.to
-                );
+                assert!(!file.to.contains(['/', '\\']) && file.to != "..", "{}", file.to);
             }
         }
     }

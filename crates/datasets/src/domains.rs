@@ -118,11 +118,7 @@ fn rotate_parts(images: &Images, len: usize, seed: u64) -> Result<Vec<Domain>> {
 }
 
 fn domain(name: &str, images: Array3<f32>, y: Vec<u8>) -> Domain {
-    Domain {
-        name: name.to_owned(),
-        x: rows(images),
-        y,
-    }
+    Domain { name: name.to_owned(), x: rows(images), y }
 }
 
 /// Holds out one domain: all its rows are the test, and at most `cap` rows of each other domain are cut into train and validation.
@@ -144,10 +140,7 @@ pub fn leave_one_out(
         return Err(Error::argument("held_out", problem));
     };
     if domains.len() < 2 {
-        let problem = format!(
-            "`{}` is the only domain, none is left to train on",
-            test.name
-        );
+        let problem = format!("`{}` is the only domain, none is left to train on", test.name);
         return Err(Error::argument("domains", problem));
     }
     if !(0.0..=1.0).contains(&validation) {
@@ -165,11 +158,7 @@ pub fn leave_one_out(
         train.push(domain.select(&rows[..first]));
         held.push(domain.select(&rows[first..]));
     }
-    Ok(LeaveOneOut {
-        train,
-        validation: held,
-        test: test.clone(),
-    })
+    Ok(LeaveOneOut { train, validation: held, test: test.clone() })
 }
 
 #[cfg(test)]
@@ -189,19 +178,9 @@ mod tests {
         let domains = [toy("a", 100), toy("b", 50), toy("c", 30)];
         let parts = leave_one_out(&domains, 1, 40, 0.2, 7).unwrap();
         assert_eq!(parts.test, domains[1]);
-        let sizes = |part: &[Domain]| {
-            part.iter()
-                .map(|d| (d.name.clone(), d.y.len()))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            sizes(&parts.train),
-            [("a".to_owned(), 32), ("c".to_owned(), 24)]
-        );
-        assert_eq!(
-            sizes(&parts.validation),
-            [("a".to_owned(), 8), ("c".to_owned(), 6)]
-        );
+        let sizes = |part: &[Domain]| part.iter().map(|d| (d.name.clone(), d.y.len())).collect::<Vec<_>>();
+        assert_eq!(sizes(&parts.train), [("a".to_owned(), 32), ("c".to_owned(), 24)]);
+        assert_eq!(sizes(&parts.validation), [("a".to_owned(), 8), ("c".to_owned(), 6)]);
         for (train, validation) in parts.train.iter().zip(&parts.validation) {
             for row in &validation.x {
                 assert!(!train.x.iter().any(|r| r == row), "a row is in both parts");
@@ -215,10 +194,7 @@ mod tests {
         let one = leave_one_out(&domains, 1, 40, 0.2, 7).unwrap();
         let other = leave_one_out(&domains, 2, 40, 0.2, 7).unwrap();
         assert_eq!(one.train[0], other.train[0]);
-        assert_ne!(
-            one.train[0].x, one.train[1].x,
-            "two domains must not share their choice"
-        );
+        assert_ne!(one.train[0].x, one.train[1].x, "two domains must not share their choice");
         let reseeded = leave_one_out(&domains, 1, 40, 0.2, 8).unwrap();
         assert_ne!(one.train[0], reseeded.train[0]);
     }
@@ -244,14 +220,8 @@ mod tests {
         let domains = rotate_parts(&images, 10, 3).unwrap();
         assert_eq!(domains.len(), 6);
         let largest = |row: ndarray::ArrayView1<f32>| row.fold(0.0f32, |a, &b| a.max(b));
-        let mut digits: Vec<u32> = domains
-            .iter()
-            .flat_map(|d| {
-                d.x.rows()
-                    .into_iter()
-                    .map(|r| (largest(r) * 255.0).round() as u32)
-            })
-            .collect();
+        let mut digits: Vec<u32> =
+            domains.iter().flat_map(|d| d.x.rows().into_iter().map(|r| (largest(r) * 255.0).round() as u32)).collect();
         digits.sort_unstable();
         digits.dedup();
         assert_eq!(digits.len(), 60);

@@ -99,16 +99,10 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn malformed(file: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Malformed {
-            file: file.into(),
-            problem: problem.into(),
-        }
+        Self::Malformed { file: file.into(), problem: problem.into() }
     }
 
     pub(crate) fn argument(argument: &'static str, problem: impl Into<String>) -> Self {
-        Self::BadArgument {
-            argument,
-            problem: problem.into(),
-        }
+        Self::BadArgument { argument, problem: problem.into() }
     }
 }

@@ -16,18 +16,8 @@ pub const NAME: &str = "fashion-mnist";
 /// Height and width of an image.
 pub const SIDE: usize = 28;
 /// The classes, in the order of their numbers.
-pub const CLASSES: [&str; 10] = [
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-];
+pub const CLASSES: [&str; 10] =
+    ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"];
 
 /// The two parts that the authors made.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,21 +41,14 @@ pub fn load() -> Result<Fashion> {
 /// # Errors
 /// As [`load`].
 pub fn load_from(dir: &Path) -> Result<Fashion> {
-    Ok(Fashion {
-        train: part("train", 60_000, dir)?,
-        test: part("t10k", 10_000, dir)?,
-    })
+    Ok(Fashion { train: part("train", 60_000, dir)?, test: part("t10k", 10_000, dir)? })
 }
 
 fn part(prefix: &str, n: usize, dir: &Path) -> Result<Images> {
-    let pixels = bytes(
-        &format!("{prefix}-images-idx3-ubyte.gz"),
-        &[n, SIDE, SIDE],
-        dir,
-    )?;
+    let pixels = bytes(&format!("{prefix}-images-idx3-ubyte.gz"), &[n, SIDE, SIDE], dir)?;
     let y = bytes(&format!("{prefix}-labels-idx1-ubyte.gz"), &[n], dir)?;
-    let pixels = Array3::from_shape_vec((n, SIDE, SIDE), pixels)
-        .map_err(|e| Error::malformed(prefix, e.to_string()))?;
+    let pixels =
+        Array3::from_shape_vec((n, SIDE, SIDE), pixels).map_err(|e| Error::malformed(prefix, e.to_string()))?;
     Images::new(pixels, y, u8::MAX, CLASSES.len())
 }
 

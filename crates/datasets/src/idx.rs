@@ -49,9 +49,7 @@ impl Idx {
     pub fn read(name: &str, mut reader: impl Read, most: u64) -> Result<Self> {
         let malformed = |problem: String| Error::malformed(name, problem);
         let mut magic = [0; 4];
-        reader
-            .read_exact(&mut magic)
-            .map_err(|e| malformed(format!("the first four bytes couldn't be read ({e})")))?;
+        reader.read_exact(&mut magic).map_err(|e| malformed(format!("the first four bytes couldn't be read ({e})")))?;
         let [0, 0, kind, rank] = magic else {
             return Err(malformed(format!(
                 "an IDX file begins with two zero bytes, but {:02x} {:02x} came",
@@ -64,28 +62,21 @@ impl Idx {
             0x0c | 0x0d => 4,
             0x0e => 8,
             _ => {
-                return Err(malformed(format!(
-                    "the type byte {kind:#04x} is none of IDX (08, 09, 0b, 0c, 0d, 0e)"
-                )));
+                return Err(malformed(format!("the type byte {kind:#04x} is none of IDX (08, 09, 0b, 0c, 0d, 0e)")));
             }
         };
         let mut dims = Vec::with_capacity(usize::from(rank)); // at most 255
         let mut length = size;
         for i in 0..rank {
             let mut dim = [0; 4];
-            reader.read_exact(&mut dim).map_err(|e| {
-                malformed(format!("dimension {i} of {rank} couldn't be read ({e})"))
-            })?;
+            reader
+                .read_exact(&mut dim)
+                .map_err(|e| malformed(format!("dimension {i} of {rank} couldn't be read ({e})")))?;
             let dim = u32::from_be_bytes(dim);
             dims.push(dim as usize);
-            length = u64::from(dim)
-                .checked_mul(length)
-                .filter(|&l| l <= most)
-                .ok_or_else(|| {
-                    malformed(format!(
-                        "the dimensions {dims:?} announce more than the {most} bytes that may come"
-                    ))
-                })?;
+            length = u64::from(dim).checked_mul(length).filter(|&l| l <= most).ok_or_else(|| {
+                malformed(format!("the dimensions {dims:?} announce more than the {most} bytes that may come"))
+            })?;
         }
         // Grows as the bytes really come: a header can't make it take memory.
         let mut bytes = Vec::new();
@@ -183,17 +174,13 @@ mod tests {
 
     #[test]
     fn every_type_is_read() {
-        let read =
-            |kind, values: &[u8]| Idx::parse("toy", &file(kind, &[1], values)).unwrap().values;
+        let read = |kind, values: &[u8]| Idx::parse("toy", &file(kind, &[1], values)).unwrap().values;
         assert_eq!(read(0x08, &[255]), Values::U8(vec![255]));
         assert_eq!(read(0x09, &[255]), Values::I8(vec![-1]));
         assert_eq!(read(0x0b, &[1, 2]), Values::I16(vec![258]));
         assert_eq!(read(0x0c, &[0, 0, 1, 2]), Values::I32(vec![258]));
         assert_eq!(read(0x0d, &1.5f32.to_be_bytes()), Values::F32(vec![1.5]));
-        assert_eq!(
-            read(0x0e, &(-2.5f64).to_be_bytes()),
-            Values::F64(vec![-2.5])
-        );
+        assert_eq!(read(0x0e, &(-2.5f64).to_be_bytes()), Values::F64(vec![-2.5]));
     }
 
     #[test]
@@ -204,12 +191,7 @@ mod tests {
         }
         // A zero hides no overflow before it, and an empty array is an array.
         assert!(problem(&file(0x08, &[huge, huge, 0], &[])).contains("announce more than"));
-        assert_eq!(
-            Idx::parse("toy", &file(0x08, &[0, huge], &[]))
-                .unwrap()
-                .values,
-            Values::U8(vec![])
-        );
+        assert_eq!(Idx::parse("toy", &file(0x08, &[0, huge], &[])).unwrap().values, Values::U8(vec![]));
     }
 
     #[test]
@@ -226,14 +208,10 @@ mod tests {
     #[test]
     fn a_gzip_bomb_stops_at_the_limit() {
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        packer
-            .write_all(&file(0x08, &[10_000_000], &vec![0; 10_000_000]))
-            .unwrap();
+        packer.write_all(&file(0x08, &[10_000_000], &vec![0; 10_000_000])).unwrap();
         let packed = packer.finish().unwrap();
         assert!(Idx::read_gzip("bomb", packed.as_slice(), 10_000_000).is_ok());
-        let message = Idx::read_gzip("bomb", packed.as_slice(), 1000)
-            .unwrap_err()
-            .to_string();
+        let message = Idx::read_gzip("bomb", packed.as_slice(), 1000).unwrap_err().to_string();
         assert!(message.contains("more than the 1000 bytes"), "{message}");
         assert!(Idx::read_gzip("bomb", &packed[..packed.len() / 2], 10_000_000).is_err());
     }

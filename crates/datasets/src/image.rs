@@ -110,9 +110,7 @@ pub fn rotate(images: &Array3<f32>, degrees: f64) -> Result<Array3<f32>> {
                     let weight = (weight_r * weight_c) as f32;
                     if weight != 0.0 {
                         let source = images.slice(s![.., r, c]);
-                        result
-                            .slice_mut(s![.., row, column])
-                            .scaled_add(weight, &source);
+                        result.slice_mut(s![.., row, column]).scaled_add(weight, &source);
                     }
                 }
             }
@@ -177,28 +175,16 @@ mod tests {
         // 3 to 2: the middle pixel goes half to each side.
         let image = arr3(&[[[1.0, 4.0, 7.0]]]);
         assert_eq!(area_resample(&image, 1, 2).unwrap(), arr3(&[[[2.0, 6.0]]]));
-        assert_eq!(
-            area_resample(&image, 2, 3).unwrap(),
-            arr3(&[[[1.0, 4.0, 7.0], [1.0, 4.0, 7.0]]])
-        );
+        assert_eq!(area_resample(&image, 2, 3).unwrap(), arr3(&[[[1.0, 4.0, 7.0], [1.0, 4.0, 7.0]]]));
         assert!(area_resample(&image, 0, 2).is_err());
     }
 
     #[test]
     fn a_quarter_turn_is_counter_clockwise_and_exact() {
         let image = arr3(&[[[1.0, 2.0], [3.0, 4.0]]]);
-        assert_eq!(
-            rotate(&image, 90.0).unwrap(),
-            arr3(&[[[2.0, 4.0], [1.0, 3.0]]])
-        );
-        assert_eq!(
-            rotate(&image, 180.0).unwrap(),
-            arr3(&[[[4.0, 3.0], [2.0, 1.0]]])
-        );
-        assert_eq!(
-            rotate(&image, -90.0).unwrap(),
-            rotate(&image, 270.0).unwrap()
-        );
+        assert_eq!(rotate(&image, 90.0).unwrap(), arr3(&[[[2.0, 4.0], [1.0, 3.0]]]));
+        assert_eq!(rotate(&image, 180.0).unwrap(), arr3(&[[[4.0, 3.0], [2.0, 1.0]]]));
+        assert_eq!(rotate(&image, -90.0).unwrap(), rotate(&image, 270.0).unwrap());
         assert!(rotate(&image, f64::NAN).is_err());
     }
 }

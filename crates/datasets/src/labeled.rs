@@ -73,21 +73,13 @@ impl Images {
     pub fn new(pixels: Array3<u8>, y: Vec<u8>, max: u8, classes: usize) -> Result<Self> {
         check(pixels.len_of(Axis(0)), &y, classes)?;
         if max == 0 {
-            return Err(Error::argument(
-                "max",
-                "the largest grey value must not be 0",
-            ));
+            return Err(Error::argument("max", "the largest grey value must not be 0"));
         }
         if let Some(value) = pixels.iter().find(|&&p| p > max) {
             let problem = format!("the grey value {value} is above the largest, {max}");
             return Err(Error::argument("pixels", problem));
         }
-        Ok(Self {
-            pixels,
-            y,
-            max,
-            classes,
-        })
+        Ok(Self { pixels, y, max, classes })
     }
 
     /// Number of images.
@@ -108,11 +100,7 @@ impl Images {
 
     /// The images as rows, `[n, height · width]`, with values in `[0, 1]`.
     pub fn labeled(&self) -> Labeled {
-        Labeled {
-            x: rows(self.normalized()),
-            y: self.y.clone(),
-            classes: self.classes,
-        }
+        Labeled { x: rows(self.normalized()), y: self.y.clone(), classes: self.classes }
     }
 
     /// The images at `indices`, in that order; an index may come more than once.
@@ -139,9 +127,7 @@ impl Images {
 pub(crate) fn rows(images: Array3<f32>) -> Array2<f32> {
     let (n, h, w) = images.dim();
     // Invariant: the number of elements is the same, and a standard layout never fails.
-    images
-        .into_shape_clone((n, h * w))
-        .expect("h · w values an image")
+    images.into_shape_clone((n, h * w)).expect("h · w values an image")
 }
 
 fn check(n: usize, y: &[u8], classes: usize) -> Result<()> {
@@ -150,10 +136,9 @@ fn check(n: usize, y: &[u8], classes: usize) -> Result<()> {
         return Err(Error::argument("y", problem));
     }
     match y.iter().find(|&&c| usize::from(c) >= classes) {
-        Some(class) => Err(Error::argument(
-            "y",
-            format!("the class {class} is not below the number of classes, {classes}"),
-        )),
+        Some(class) => {
+            Err(Error::argument("y", format!("the class {class} is not below the number of classes, {classes}")))
+        }
         None => Ok(()),
     }
 }
@@ -173,13 +158,8 @@ mod tests {
 
     #[test]
     fn a_class_out_of_range_is_refused_by_its_number() {
-        let message = Labeled::new(arr2(&[[0.0], [1.0]]), vec![0, 3], 3)
-            .unwrap_err()
-            .to_string();
-        assert_eq!(
-            message,
-            "`y`: the class 3 is not below the number of classes, 3."
-        );
+        let message = Labeled::new(arr2(&[[0.0], [1.0]]), vec![0, 3], 3).unwrap_err().to_string();
+        assert_eq!(message, "`y`: the class 3 is not below the number of classes, 3.");
     }
 
     #[test]

@@ -42,14 +42,7 @@ pub enum View {
 
 impl View {
     /// All six, in the order of the original files.
-    pub const ALL: [Self; 6] = [
-        Self::Fou,
-        Self::Fac,
-        Self::Kar,
-        Self::Pix,
-        Self::Zer,
-        Self::Mor,
-    ];
+    pub const ALL: [Self; 6] = [Self::Fou, Self::Fac, Self::Kar, Self::Pix, Self::Zer, Self::Mor];
 
     /// The short name, as in the file's.
     pub fn name(self) -> &'static str {
@@ -110,18 +103,12 @@ pub fn load_from(dir: &Path) -> Result<Mfeat> {
     for view in View::ALL {
         let one = view_from(view, dir)?;
         if y.as_ref().is_some_and(|y| *y != one.y) {
-            return Err(Error::malformed(
-                file_name(view),
-                "the classes differ from the first view's",
-            ));
+            return Err(Error::malformed(file_name(view), "the classes differ from the first view's"));
         }
         y = Some(one.y);
         views.push(one.x);
     }
-    Ok(Mfeat {
-        views,
-        y: y.unwrap_or_default(),
-    })
+    Ok(Mfeat { views, y: y.unwrap_or_default() })
 }
 
 /// One view from the cache.
@@ -173,32 +160,21 @@ fn file_name(view: View) -> String {
 
 /// Reads a line of column names, then lines of `features` numbers and a class.
 fn parse(file: &str, bytes: &[u8], features: usize) -> Result<Labeled> {
-    let malformed =
-        |line: u64, problem: String| Error::malformed(file, format!("in line {line}, {problem}"));
+    let malformed = |line: u64, problem: String| Error::malformed(file, format!("in line {line}, {problem}"));
     let mut reader = csv::Reader::from_reader(bytes);
     let mut record = csv::StringRecord::new();
     let (mut values, mut y) = (Vec::new(), Vec::new());
-    while reader
-        .read_record(&mut record)
-        .map_err(|e| Error::malformed(file, e.to_string()))?
-    {
+    while reader.read_record(&mut record).map_err(|e| Error::malformed(file, e.to_string()))? {
         let line = record.position().map_or(0, csv::Position::line);
         if record.len() != features + 1 {
-            let problem = format!(
-                "{} columns were expected, but {} came",
-                features + 1,
-                record.len()
-            );
+            let problem = format!("{} columns were expected, but {} came", features + 1, record.len());
             return Err(malformed(line, problem));
         }
         for text in record.iter().take(features) {
             match text.parse::<f32>() {
                 Ok(value) if value.is_finite() => values.push(value),
                 _ => {
-                    return Err(malformed(
-                        line,
-                        format!("a finite number was expected, but `{text}` came"),
-                    ));
+                    return Err(malformed(line, format!("a finite number was expected, but `{text}` came")));
                 }
             }
         }
@@ -206,15 +182,11 @@ fn parse(file: &str, bytes: &[u8], features: usize) -> Result<Labeled> {
             Ok(class) if class < 10 => y.push(class),
             _ => {
                 let text = &record[features];
-                return Err(malformed(
-                    line,
-                    format!("a class from 0 to 9 was expected, but `{text}` came"),
-                ));
+                return Err(malformed(line, format!("a class from 0 to 9 was expected, but `{text}` came")));
             }
         }
     }
-    let x = Array2::from_shape_vec((y.len(), features), values)
-        .map_err(|e| Error::malformed(file, e.to_string()))?;
+    let x = Array2::from_shape_vec((y.len(), features), values).map_err(|e| Error::malformed(file, e.to_string()))?;
     Labeled::new(x, y, 10)
 }
 
@@ -233,27 +205,13 @@ mod tests {
     #[test]
     fn a_bad_cell_names_file_line_and_text() {
         for (text, part) in [
-            (
-                "0,1,0\n1,2,3\n1,x,3\n",
-                "in line 3, a finite number was expected, but `x` came",
-            ),
-            (
-                "0,1,0\n1,NaN,3\n",
-                "in line 2, a finite number was expected, but `NaN` came",
-            ),
-            (
-                "0,1,0\n1,2,10\n",
-                "a class from 0 to 9 was expected, but `10` came",
-            ),
+            ("0,1,0\n1,2,3\n1,x,3\n", "in line 3, a finite number was expected, but `x` came"),
+            ("0,1,0\n1,NaN,3\n", "in line 2, a finite number was expected, but `NaN` came"),
+            ("0,1,0\n1,2,10\n", "a class from 0 to 9 was expected, but `10` came"),
             ("0,1\n1,2\n", "3 columns were expected, but 2 came"),
         ] {
-            let message = parse("toy.csv", text.as_bytes(), 2)
-                .unwrap_err()
-                .to_string();
-            assert!(
-                message.starts_with("toy.csv: ") && message.contains(part),
-                "{message}"
-            );
+            let message = parse("toy.csv", text.as_bytes(), 2).unwrap_err().to_string();
+            assert!(message.starts_with("toy.csv: ") && message.contains(part), "{message}");
         }
         assert!(parse("toy.csv", b"0,1,0\n1,2,3\n1,2\n", 2).is_err());
     }

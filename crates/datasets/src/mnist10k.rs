@@ -42,8 +42,8 @@ pub fn load_from(dir: &Path) -> Result<Images> {
         parse(&bytes, &mut pixels).map_err(|problem| Error::malformed(&name, problem))?;
         y.resize(pixels.len() / (SIDE * SIDE), class);
     }
-    let pixels = Array3::from_shape_vec((y.len(), SIDE, SIDE), pixels)
-        .map_err(|e| Error::malformed(NAME, e.to_string()))?;
+    let pixels =
+        Array3::from_shape_vec((y.len(), SIDE, SIDE), pixels).map_err(|e| Error::malformed(NAME, e.to_string()))?;
     Images::new(pixels, y, u8::MAX, 10)
 }
 
@@ -59,15 +59,10 @@ struct File {
 fn parse(text: &[u8], pixels: &mut Vec<u8>) -> std::result::Result<(), String> {
     let file: File = serde_json::from_slice(text).map_err(|e| e.to_string())?;
     if let Some(value) = file.data.iter().find(|v| !(0.0..=1.0).contains(*v)) {
-        return Err(format!(
-            "a grey value from 0 to 1 was expected, but {value} came"
-        ));
+        return Err(format!("a grey value from 0 to 1 was expected, but {value} came"));
     }
     if !file.data.len().is_multiple_of(SIDE * SIDE) {
-        return Err(format!(
-            "{} grey values are no whole number of 28×28 images",
-            file.data.len()
-        ));
+        return Err(format!("{} grey values are no whole number of 28×28 images", file.data.len()));
     }
     pixels.extend(file.data.iter().map(|v| (v * 255.0).round() as u8));
     Ok(())
@@ -89,10 +84,7 @@ mod tests {
     #[test]
     fn every_byte_survives_three_places() {
         let all: Vec<u8> = (0..784).map(|i| (i % 256) as u8).collect();
-        let texts: Vec<_> = all
-            .iter()
-            .map(|&b| format!("{:.3}", f64::from(b) / 255.0))
-            .collect();
+        let texts: Vec<_> = all.iter().map(|&b| format!("{:.3}", f64::from(b) / 255.0)).collect();
         assert_eq!(bytes(&file(&texts)), Ok(all));
     }
 

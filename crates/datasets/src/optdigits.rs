@@ -17,10 +17,7 @@ pub const MAX: u8 = 16;
 static CSV: &str = include_str!("../data/optdigits.csv");
 
 /// All digits, `[1797, 8, 8]`.
-#[expect(
-    clippy::missing_panics_doc,
-    reason = "the file is compiled in and its hash is tested"
-)]
+#[expect(clippy::missing_panics_doc, reason = "the file is compiled in and its hash is tested")]
 pub fn load() -> Images {
     let mut pixels = Vec::with_capacity(LEN * SIDE * SIDE);
     let mut y = Vec::with_capacity(LEN);
@@ -47,9 +44,6 @@ mod tests {
 
     #[test]
     fn the_file_is_the_one_that_was_checked() {
-        assert_eq!(
-            sha256_hex(CSV.as_bytes()),
-            "d7ff1341011182b7af3733b201a919cea2ffe00f25ff23ba48c5e791daffb498"
-        );
+        assert_eq!(sha256_hex(CSV.as_bytes()), "d7ff1341011182b7af3733b201a919cea2ffe00f25ff23ba48c5e791daffb498");
     }
 }

@@ -51,9 +51,7 @@ pub fn stratified(y: &[u8], fractions: [f64; 3], seed: u64) -> Result<Split> {
     if bad || (sum - 1.0).abs() > 1e-9 {
         return Err(Error::argument(
             "fractions",
-            format!(
-                "three fractions from 0 to 1 that add up to 1 were expected, but {fractions:?} came"
-            ),
+            format!("three fractions from 0 to 1 that add up to 1 were expected, but {fractions:?} came"),
         ));
     }
     let n = y.len();
@@ -62,11 +60,7 @@ pub fn stratified(y: &[u8], fractions: [f64; 3], seed: u64) -> Result<Split> {
     let mut train = stratified_order(y, seed);
     let test = train.split_off(second.min(n));
     let validation = train.split_off(first.min(second));
-    Ok(Split {
-        train,
-        validation,
-        test,
-    })
+    Ok(Split { train, validation, test })
 }
 
 /// `n` rows with the classes in the proportions of `y`; all rows, in random order, if there are no more than `n`.
@@ -96,10 +90,7 @@ pub fn balanced(y: &[u8], per_class: usize, seed: u64) -> Result<Vec<usize>> {
     match taken.iter().position(|&n| n > 0 && n < per_class) {
         Some(class) => Err(Error::argument(
             "per_class",
-            format!(
-                "{per_class} rows of every class were asked for, but class {class} has only {}",
-                taken[class]
-            ),
+            format!("{per_class} rows of every class were asked for, but class {class} has only {}", taken[class]),
         )),
         None => Ok(chosen),
     }
@@ -121,10 +112,7 @@ mod tests {
     #[test]
     fn the_splits_never_change() {
         let y: Vec<u8> = (0..12).map(|i| i % 3).collect();
-        assert_eq!(
-            stratified_order(&y, 1),
-            [10, 5, 3, 8, 4, 9, 2, 6, 1, 11, 7, 0]
-        );
+        assert_eq!(stratified_order(&y, 1), [10, 5, 3, 8, 4, 9, 2, 6, 1, 11, 7, 0]);
         assert_eq!(balanced(&y, 2, 1).unwrap(), [9, 2, 1, 11, 6, 10]);
     }
 
@@ -133,9 +121,7 @@ mod tests {
         for fractions in [[0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [f64::NAN, 0.5, 0.5]] {
             assert!(stratified(&[0, 1], fractions, 0).is_err());
         }
-        let message = stratified(&[0], [0.5, 0.2, 0.2], 0)
-            .unwrap_err()
-            .to_string();
+        let message = stratified(&[0], [0.5, 0.2, 0.2], 0).unwrap_err().to_string();
         assert_eq!(
             message,
             "`fractions`: three fractions from 0 to 1 that add up to 1 were expected, but [0.5, 0.2, 0.2] came."

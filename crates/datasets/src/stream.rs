@@ -73,9 +73,6 @@ mod tests {
             *counts.entry(order).or_insert(0u32) += 1;
         }
         // 1000 expected, standard deviation 29: five of them on each side.
-        assert!(
-            counts.len() == 6 && counts.values().all(|c| (855..=1145).contains(c)),
-            "{counts:?}"
-        );
+        assert!(counts.len() == 6 && counts.values().all(|c| (855..=1145).contains(c)), "{counts:?}");
     }
 }

@@ -12,9 +12,7 @@ use ndarray::s;
 fn present(name: &str) -> bool {
     let present = cache::is_present(name).unwrap_or(false);
     if !present {
-        println!(
-            "skipped: the data set `{name}` isn't in the cache (cargo xtask data fetch {name})"
-        );
+        println!("skipped: the data set `{name}` isn't in the cache (cargo xtask data fetch {name})");
     }
     present
 }
@@ -27,16 +25,10 @@ fn sum(images: &Images) -> u64 {
 fn optdigits_are_scikit_learns_digits() {
     let digits = optdigits::load();
     assert_eq!(digits.pixels.dim(), (1797, 8, 8));
-    assert_eq!(
-        digits.class_counts(),
-        [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    );
+    assert_eq!(digits.class_counts(), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
     assert_eq!(sum(&digits), 561_718);
     assert_eq!(digits.pixels.iter().max(), Some(&16));
-    assert_eq!(
-        digits.pixels.slice(s![0, 0, ..]).to_vec(),
-        [0, 0, 5, 13, 9, 1, 0, 0]
-    );
+    assert_eq!(digits.pixels.slice(s![0, 0, ..]).to_vec(), [0, 0, 5, 13, 9, 1, 0, 0]);
     assert_eq!(digits.y[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     let x = digits.labeled().x;
     assert_eq!(x.dim(), (1797, 64));
@@ -52,10 +44,7 @@ fn mnist_has_its_ten_thousand_digits() {
     let digits = mnist10k::load().unwrap();
     println!("MNIST-10k was loaded in {:?}.", start.elapsed());
     assert_eq!(digits.pixels.dim(), (10_000, 28, 28));
-    assert_eq!(
-        digits.class_counts(),
-        [1001, 1127, 991, 1032, 980, 863, 1014, 1070, 944, 978]
-    );
+    assert_eq!(digits.class_counts(), [1001, 1127, 991, 1032, 980, 863, 1014, 1070, 944, 978]);
     let sums: Vec<u64> = (0..10u8)
         .map(|class| {
             let of_class = |i: &usize| digits.y[*i] == class;
@@ -66,18 +55,12 @@ fn mnist_has_its_ten_thousand_digits() {
     assert_eq!(
         sums,
         [
-            35_384_557, 17_658_546, 29_302_421, 29_451_611, 23_872_061, 21_470_939, 27_693_032,
-            24_828_004, 28_106_735, 24_378_694
+            35_384_557, 17_658_546, 29_302_421, 29_451_611, 23_872_061, 21_470_939, 27_693_032, 24_828_004, 28_106_735,
+            24_378_694
         ]
     );
     // The first values of the file that aren't 0: 0.2, 0.624, 0.992, 0.624, 0.196.
-    let first: Vec<u8> = digits
-        .pixels
-        .iter()
-        .copied()
-        .filter(|&p| p > 0)
-        .take(5)
-        .collect();
+    let first: Vec<u8> = digits.pixels.iter().copied().filter(|&p| p > 0).take(5).collect();
     assert_eq!(first, [51, 159, 253, 159, 50]);
 }
 
@@ -87,10 +70,7 @@ fn mfeat_has_six_views_of_the_same_digits() {
         return;
     }
     let all = mfeat::load().unwrap();
-    assert_eq!(
-        all.y,
-        (0..2000).map(|i| (i / 200) as u8).collect::<Vec<_>>()
-    );
+    assert_eq!(all.y, (0..2000).map(|i| (i / 200) as u8).collect::<Vec<_>>());
     for (view, first, sum) in [
         (View::Fou, [0.065882, 0.19731, 0.10383], 20068.87644672),
         (View::Fac, [98.0, 236.0, 531.0], 137492808.0),
@@ -110,10 +90,7 @@ fn mfeat_has_six_views_of_the_same_digits() {
     let images = mfeat::pixels().unwrap();
     assert_eq!(images.pixels.dim(), (2000, 16, 15));
     assert_eq!(sum(&images), 1_452_834);
-    assert_eq!(
-        images.pixels.slice(s![0, 0, ..]).to_vec(),
-        [0, 3, 4, 4, 6, 6, 6, 6, 6, 5, 3, 1, 0, 0, 0]
-    );
+    assert_eq!(images.pixels.slice(s![0, 0, ..]).to_vec(), [0, 3, 4, 4, 6, 6, 6, 6, 6, 5, 3, 1, 0, 0, 0]);
 }
 
 #[test]
@@ -126,10 +103,7 @@ fn fashion_has_both_its_parts() {
     println!("Fashion-MNIST was loaded in {:?}.", start.elapsed());
     assert_eq!(set.train.class_counts(), [6000; 10]);
     assert_eq!(set.test.class_counts(), [1000; 10]);
-    assert_eq!(
-        (sum(&set.train), sum(&set.test)),
-        (3_431_114_169, 573_469_082)
-    );
+    assert_eq!((sum(&set.train), sum(&set.test)), (3_431_114_169, 573_469_082));
     assert_eq!(set.train.y[..5], [9, 0, 0, 3, 0]);
     assert_eq!(set.test.y[..5], [9, 2, 1, 1, 6]);
 }
@@ -140,25 +114,11 @@ fn handwriting3_is_three_domains_of_eight_by_eight() {
         return;
     }
     let domains = domains::handwriting3().unwrap();
-    let shapes: Vec<_> = domains
-        .iter()
-        .map(|d| (d.name.as_str(), d.x.dim()))
-        .collect();
-    assert_eq!(
-        shapes,
-        [
-            ("mnist", (10_000, 64)),
-            ("optdigits", (1797, 64)),
-            ("mfeat", (2000, 64))
-        ]
-    );
+    let shapes: Vec<_> = domains.iter().map(|d| (d.name.as_str(), d.x.dim())).collect();
+    assert_eq!(shapes, [("mnist", (10_000, 64)), ("optdigits", (1797, 64)), ("mfeat", (2000, 64))]);
     for (domain, mean) in domains.iter().zip(HANDWRITING3_MEANS) {
         let total: f64 = domain.x.iter().map(|&v| f64::from(v)).sum();
-        assert!(
-            (total / domain.x.len() as f64 - mean).abs() < 1e-6,
-            "{}",
-            domain.name
-        );
+        assert!((total / domain.x.len() as f64 - mean).abs() < 1e-6, "{}", domain.name);
         assert!(domain.x.iter().all(|v| (0.0..=1.0).contains(v)));
     }
 }

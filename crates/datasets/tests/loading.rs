@@ -13,15 +13,9 @@ fn a_missing_set_names_itself_the_folder_and_the_command() {
     ] {
         assert!(matches!(error, Error::Missing { .. }), "{error:?}");
         let message = error.to_string();
-        assert!(
-            message.contains(&format!("The data set `{set}` is missing")),
-            "{message}"
-        );
+        assert!(message.contains(&format!("The data set `{set}` is missing")), "{message}");
         assert!(message.contains(&folder.display().to_string()), "{message}");
-        assert!(
-            message.contains(&format!("`cargo xtask data fetch {set}`")),
-            "{message}"
-        );
+        assert!(message.contains(&format!("`cargo xtask data fetch {set}`")), "{message}");
     }
 }
 
@@ -30,14 +24,8 @@ fn a_truncated_file_is_named_with_both_lengths() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("0.json"), "{\"data\": [0").unwrap();
     let message = mnist10k::load_from(dir.path()).unwrap_err().to_string();
-    assert!(
-        message.contains("0.json is 11 bytes long, but 2314420 were expected"),
-        "{message}"
-    );
-    assert!(
-        message.contains("cargo xtask data fetch mnist-10k"),
-        "{message}"
-    );
+    assert!(message.contains("0.json is 11 bytes long, but 2314420 were expected"), "{message}");
+    assert!(message.contains("cargo xtask data fetch mnist-10k"), "{message}");
 }
 
 #[test]
@@ -45,9 +33,7 @@ fn a_file_of_the_right_length_and_the_wrong_content_is_named_with_both_hashes() 
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("0.json"), vec![b' '; 2_314_420]).unwrap();
     let error = mnist10k::load_from(dir.path()).unwrap_err();
-    assert!(
-        matches!(&error, Error::WrongHash { expected, .. } if expected.starts_with("64c965fa"))
-    );
+    assert!(matches!(&error, Error::WrongHash { expected, .. } if expected.starts_with("64c965fa")));
 }
 
 #[test]

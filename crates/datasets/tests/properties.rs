@@ -6,17 +6,13 @@ use proptest::prelude::*;
 
 fn images(sides: std::ops::Range<usize>) -> impl Strategy<Value = Array3<f32>> {
     (1..4usize, sides.clone(), sides).prop_flat_map(|(n, h, w)| {
-        prop::collection::vec(0.0f32..1.0, n * h * w)
-            .prop_map(move |v| Array3::from_shape_vec((n, h, w), v).unwrap())
+        prop::collection::vec(0.0f32..1.0, n * h * w).prop_map(move |v| Array3::from_shape_vec((n, h, w), v).unwrap())
     })
 }
 
 /// The mean of each image in f64.
 fn means(images: &Array3<f32>) -> Vec<f64> {
-    images
-        .axis_iter(Axis(0))
-        .map(|i| i.iter().map(|&v| f64::from(v)).sum::<f64>() / i.len() as f64)
-        .collect()
+    images.axis_iter(Axis(0)).map(|i| i.iter().map(|&v| f64::from(v)).sum::<f64>() / i.len() as f64).collect()
 }
 
 fn close(a: &[f64], b: &[f64]) -> bool {

@@ -52,8 +52,9 @@ impl Perturbed {
     fn squares(&self, gradient: &ParamVec, groups: usize) -> Vec<[f64; 2]> {
         (0..groups)
             .map(|group| {
-                let members: Vec<usize> =
-                    (0..self.group.len()).filter(|&i| self.group[i] == group && gradient.parts()[i].is_some()).collect();
+                let members: Vec<usize> = (0..self.group.len())
+                    .filter(|&i| self.group[i] == group && gradient.parts()[i].is_some())
+                    .collect();
                 let weights: Vec<&Tensor> = members.iter().map(|&i| &self.set.tensors()[i]).collect();
                 let grads: Vec<&Tensor> = members.iter().filter_map(|&i| gradient.parts()[i].as_ref()).collect();
                 let eta: Vec<Option<f64>> = members.iter().map(|&i| self.eta[i]).collect();

@@ -39,7 +39,9 @@ pub enum Error {
         other: String,
     },
     /// The loss isn't a scalar.
-    #[error("The closure returned a loss of shape {got:?} in the {pass} pass: reduce it to a scalar, for example with `mean`.")]
+    #[error(
+        "The closure returned a loss of shape {got:?} in the {pass} pass: reduce it to a scalar, for example with `mean`."
+    )]
     LossShape {
         /// The pass.
         pass: PassKind,
@@ -47,25 +49,33 @@ pub enum Error {
         got: Vec<i64>,
     },
     /// The loss has no graph.
-    #[error("The closure returned a detached loss in the {pass} pass: compute it without `no_grad` and `detach`, in a fresh forward pass.")]
+    #[error(
+        "The closure returned a detached loss in the {pass} pass: compute it without `no_grad` and `detach`, in a fresh forward pass."
+    )]
     Detached {
         /// The pass.
         pass: PassKind,
     },
     /// The closure handed out the loss of an earlier pass.
-    #[error("The closure returned the loss tensor of the main pass again in the {pass} pass: run a fresh forward pass each time it is called.")]
+    #[error(
+        "The closure returned the loss tensor of the main pass again in the {pass} pass: run a fresh forward pass each time it is called."
+    )]
     StaleLoss {
         /// The pass.
         pass: PassKind,
     },
     /// The loss depends on no parameter of the groups.
-    #[error("The loss of the {pass} pass depends on no trainable parameter of the groups: pass the model's own tensors to the optimizer.")]
+    #[error(
+        "The loss of the {pass} pass depends on no trainable parameter of the groups: pass the model's own tensors to the optimizer."
+    )]
     NoGradient {
         /// The pass.
         pass: PassKind,
     },
     /// A loss or a gradient norm that isn't finite. Parameters, buffers and optimizer state are unchanged.
-    #[error("The {what} of the {pass} pass is {value}. Nothing was changed: lower the learning rate or the radius, look at the batch, or use `step_scaled`, which skips such steps.")]
+    #[error(
+        "The {what} of the {pass} pass is {value}. Nothing was changed: lower the learning rate or the radius, look at the batch, or use `step_scaled`, which skips such steps."
+    )]
     NonFinite {
         /// "loss" or "gradient norm".
         what: &'static str,
@@ -81,7 +91,9 @@ pub enum Error {
         name: String,
     },
     /// Half-precision parameters that a perturbation of this size can't move.
-    #[error("The perturbation is below the spacing of numbers for {percent:.0} % of the half-precision scalars (parameter \"{name}\" has the kind {kind}): keep f32 parameters and cast in the forward pass, or raise rho.")]
+    #[error(
+        "The perturbation is below the spacing of numbers for {percent:.0} % of the half-precision scalars (parameter \"{name}\" has the kind {kind}): keep f32 parameters and cast in the forward pass, or raise rho."
+    )]
     LowPrecisionParams {
         /// The first half-precision parameter.
         name: String,
@@ -91,7 +103,9 @@ pub enum Error {
         percent: f64,
     },
     /// The closure computed its loss on other data in a later pass of the same step.
-    #[error("The closure's loss at the same parameters was {first} and then {second} within one step: use the batch that `Pass::step` and `Pass::micro` name in every pass, and take random numbers from libtorch's generator.")]
+    #[error(
+        "The closure's loss at the same parameters was {first} and then {second} within one step: use the batch that `Pass::step` and `Pass::micro` name in every pass, and take random numbers from libtorch's generator."
+    )]
     BatchChanged {
         /// Loss of the main pass.
         first: f64,

@@ -180,11 +180,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     ///
     /// # Errors
     /// As [`step`](Self::step), except [`Error::NonFinite`].
-    pub fn step_scaled(
-        &mut self,
-        scale: f64,
-        closure: impl FnMut(&Pass<'_>) -> Result<Tensor>,
-    ) -> Result<SamStats> {
+    pub fn step_scaled(&mut self, scale: f64, closure: impl FnMut(&Pass<'_>) -> Result<Tensor>) -> Result<SamStats> {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(Error::invalid("scale", "finite and above 0", scale));
         }
@@ -198,7 +194,11 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     /// A gradient that doesn't fit or isn't finite, half-precision parameters that can't move, an open guard.
     pub fn perturb(&mut self, gradient: &ParamVec) -> Result<PerturbedGuard<'_, B, R>> {
         if matches!(self.sam().rho_schedule, RhoSchedule::LossBudget { .. }) && self.rho_fn.is_none() {
-            return Err(Error::invalid("rho_schedule", "one that needs no loss, since `perturb` isn't given any", "loss_budget"));
+            return Err(Error::invalid(
+                "rho_schedule",
+                "one that needs no loss, since `perturb` isn't given any",
+                "loss_budget",
+            ));
         }
         // Dropping the scope puts the buffers back to where the main pass left them; the stream is yours here.
         let scope = StepScope::open(&self.buffers, StepSeed::new(self.sam().seed, self.step), false)?;

@@ -112,10 +112,9 @@ where
         let store = VarStore::new(Device::Cpu);
         let shape = MlpConfig { batch_norm: true, dropout: 0.2, ..MlpConfig::relu(&[4, 8, 3]) };
         let net = Mlp::new(&store.root(), &shape, Seed::new(1)).map_err(|e| e.to_string())?;
-        let optimizer =
-            TwoPass::new(vec![ParamGroup::from_var_store(&store)], AdamW::new(0.01), config.clone())
-                .map_err(|e| e.to_string())?
-                .with_buffers(buffers(&store));
+        let optimizer = TwoPass::new(vec![ParamGroup::from_var_store(&store)], AdamW::new(0.01), config.clone())
+            .map_err(|e| e.to_string())?
+            .with_buffers(buffers(&store));
         Ok(Self { store, net, optimizer })
     }
 

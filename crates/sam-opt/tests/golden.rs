@@ -69,14 +69,10 @@ fn sagm_steps_with_the_mean_of_both_gradients_at_the_pulled_back_point() {
 #[test]
 fn asam_without_and_with_eta() {
     // The spec's vector is treated as a weight, so the scope is all tensors.
-    for (eta, norm, expected) in [
-        (0.0, 40.012498047, [0.012496096, -0.999687646]),
-        (0.01, 40.212685809, [0.012683808, -1.004682955]),
-    ] {
-        let config = SamConfig {
-            adaptive: Some(AsamConfig { eta, scope: AsamScope::All }),
-            ..SamConfig::sam(0.5)
-        };
+    for (eta, norm, expected) in
+        [(0.0, 40.012498047, [0.012496096, -0.999687646]), (0.01, 40.212685809, [0.012683808, -1.004682955])]
+    {
+        let config = SamConfig { adaptive: Some(AsamConfig { eta, scope: AsamScope::All }), ..SamConfig::sam(0.5) };
         let (got, stats) = epsilon(&[1.0, -2.0], config, quadratic);
         close(&got, &expected, 1e-9);
         close(&[stats.grad_norm], &[norm], 1e-8);

@@ -7,8 +7,8 @@ use sam_opt::tensor::nn::{Mlp, MlpConfig};
 use sam_opt::tensor::tch::{self, Device, Kind, Tensor, nn::VarStore};
 use sam_opt::tensor::{ParamSet, Seed, params::is_perturbed};
 use sam_opt::{
-    Adam, AdamConfig, AdamW, BnMode, Error, LossScaler, ParamGroup, Pass, PassKind, RhoSchedule, Sam, SamConfig, Sgd, SgdConfig, StepOutcome,
-    TchOptimizer, buffers,
+    Adam, AdamConfig, AdamW, BnMode, Error, LossScaler, ParamGroup, Pass, PassKind, RhoSchedule, Sam, SamConfig, Sgd,
+    SgdConfig, StepOutcome, TchOptimizer, buffers,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -40,8 +40,9 @@ fn quadratic_sam(config: SamConfig) -> (Tensor, Sam<Sgd>) {
 fn running_statistics_are_those_of_one_plain_forward() {
     let (plain_store, plain) = model(&normed());
     let (store, net) = model(&normed());
-    let mut sam =
-        Sam::new(vec![ParamGroup::from_var_store(&store)], Sgd::new(0.1), SamConfig::sam(0.5)).unwrap().with_buffers(buffers(&store));
+    let mut sam = Sam::new(vec![ParamGroup::from_var_store(&store)], Sgd::new(0.1), SamConfig::sam(0.5))
+        .unwrap()
+        .with_buffers(buffers(&store));
     assert_eq!(buffers(&store).len(), 2);
     let (x, y) = batch(32, 0);
     let _ = plain.forward_with(&x, true, true);
@@ -62,8 +63,9 @@ fn micro_batches_update_running_statistics_once_each() {
         let (plain_store, plain) = model(&normed());
         let (store, net) = model(&normed());
         let config = SamConfig { scope, ..SamConfig::sam(0.5) };
-        let mut sam =
-            Sam::new(vec![ParamGroup::from_var_store(&store)], Sgd::new(0.1), config).unwrap().with_buffers(buffers(&store));
+        let mut sam = Sam::new(vec![ParamGroup::from_var_store(&store)], Sgd::new(0.1), config)
+            .unwrap()
+            .with_buffers(buffers(&store));
         for micro in 0..3 {
             let _ = plain.forward_with(&batch(8, micro).0, true, true);
         }
@@ -80,8 +82,9 @@ fn micro_batches_update_running_statistics_once_each() {
 fn frozen_normalization_uses_and_keeps_the_running_statistics() {
     let (store, net) = model(&normed());
     let config = SamConfig { bn: BnMode::Frozen, ..SamConfig::sam(0.5) };
-    let mut sam =
-        Sam::new(vec![ParamGroup::from_var_store(&store)], Sgd::new(0.1), config).unwrap().with_buffers(buffers(&store));
+    let mut sam = Sam::new(vec![ParamGroup::from_var_store(&store)], Sgd::new(0.1), config)
+        .unwrap()
+        .with_buffers(buffers(&store));
     let before = bits(&buffers(&store));
     let (x, y) = batch(32, 0);
     sam.step(|pass| {
@@ -261,8 +264,7 @@ fn the_perturbation_really_applied_has_the_length_rho() {
                 Ok(w.pow_tensor_scalar(3).sum(kind))
             })
             .unwrap();
-        let length =
-            trace.points[1].iter().zip(&trace.points[0]).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+        let length = trace.points[1].iter().zip(&trace.points[0]).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
         close(&[length, stats.epsilon_norm], &[0.3, 0.3], 1e-6);
     }
 }
@@ -490,7 +492,10 @@ fn own_base_optimizers_equal_libtorchs() {
     let wrap = |inner, lr| TchOptimizer::new(inner, lr);
     for nesterov in [false, true] {
         close(
-            &run(|_| Sgd::from_config(SgdConfig { lr: 0.05, nesterov, weight_decay: 0.01, ..SgdConfig::default() }), &config),
+            &run(
+                |_| Sgd::from_config(SgdConfig { lr: 0.05, nesterov, weight_decay: 0.01, ..SgdConfig::default() }),
+                &config,
+            ),
             &run(|s| wrap(tch::nn::sgd(0.9, 0.0, 0.01, nesterov).build(s, 0.05).unwrap(), 0.05), &config),
             2e-6,
         );

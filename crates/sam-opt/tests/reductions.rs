@@ -134,12 +134,8 @@ fn sagm_with_alpha_zero_steps_with_the_mean_of_g_and_g_p() {
         let _guard = params.perturb(&vec![factor; params.len()], &g, None).unwrap();
         params.gradient(&model.loss(&x, &y)).unwrap()
     };
-    let expected: Vec<f64> = g
-        .present()
-        .iter()
-        .zip(perturbed.present())
-        .flat_map(|(a, b)| values(&((*a + b) * 0.5)))
-        .collect();
+    let expected: Vec<f64> =
+        g.present().iter().zip(perturbed.present()).flat_map(|(a, b)| values(&((*a + b) * 0.5))).collect();
     let before: Vec<f64> = params.tensors().iter().flat_map(values).collect();
     let config = SagmConfig { alpha: 0.0, sam: SamConfig::sam(0.1) };
     let mut sagm = Sagm::new(model.groups(), Sgd::new(1.0), config).unwrap();

@@ -114,7 +114,8 @@ fn states_that_do_not_fit_are_refused_and_change_nothing() {
     let mut gsam = Gsam::new(vec![group(&[("w", &w)])], Sgd::new(0.1), GsamConfig::default()).unwrap();
     refused(gsam.load_state_dict(&state), "Gsam");
     let longer = leaf(&[1.0, 2.0, 3.0], Kind::Float);
-    let mut shape = Sam::new(vec![group(&[("w", &longer)])], Sgd::with_momentum(0.1, 0.9), SamConfig::sam(0.1)).unwrap();
+    let mut shape =
+        Sam::new(vec![group(&[("w", &longer)])], Sgd::with_momentum(0.1, 0.9), SamConfig::sam(0.1)).unwrap();
     refused(shape.load_state_dict(&state), "[3]");
     refused(make("w", SamConfig::sam(0.1)).load_state_dict(&StateDict::default()), "nothing");
 }
@@ -137,7 +138,9 @@ fn after_a_failure_in_any_pass_everything_is_as_before_the_step() {
         let mut clean = Run::<sam_opt::SamRule>::new(SamConfig { scope, ..SamConfig::sam(0.5) });
         sam_opt::tensor::tch::set_num_threads(1);
         run.steps(2);
-        for failing in [(PassKind::Main, 0), (PassKind::Main, 1), (PassKind::Perturbed(0), 0), (PassKind::Perturbed(0), 1)] {
+        for failing in
+            [(PassKind::Main, 0), (PassKind::Main, 1), (PassKind::Perturbed(0), 0), (PassKind::Perturbed(0), 1)]
+        {
             for kind in 0..5 {
                 let before = everything(&run.store);
                 let state = run.optimizer.state_dict().unwrap();

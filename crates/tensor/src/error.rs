@@ -48,9 +48,7 @@ pub enum Error {
         other: String,
     },
     /// Parameters that are perturbed already are to be perturbed again.
-    #[error(
-        "The parameter \"{name}\" is perturbed already: finish or drop the open guard before perturbing again."
-    )]
+    #[error("The parameter \"{name}\" is perturbed already: finish or drop the open guard before perturbing again.")]
     NestedPerturbation {
         /// The first parameter found to be perturbed.
         name: String,

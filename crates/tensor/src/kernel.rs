@@ -79,9 +79,9 @@ fn units(lengths: impl Iterator<Item = usize>) -> Vec<(usize, usize, usize)> {
 }
 
 fn same_lengths(lists: &[&[Memory]]) -> bool {
-    lists.windows(2).all(|pair| {
-        pair[0].len() == pair[1].len() && pair[0].iter().zip(pair[1]).all(|(a, b)| a.len == b.len)
-    })
+    lists
+        .windows(2)
+        .all(|pair| pair[0].len() == pair[1].len() && pair[0].iter().zip(pair[1]).all(|(a, b)| a.len == b.len))
 }
 
 /// Sums `f(tensor index, values)` over all elements of `N` lists of tensors read in step, in f64.
@@ -127,11 +127,8 @@ pub(crate) fn reduce<const N: usize, const K: usize>(
         }
         std::array::from_fn(|k| lanes[k].iter().sum())
     };
-    let partial: Vec<[f64; K]> = if total < SERIAL_BELOW {
-        units.iter().map(one).collect()
-    } else {
-        units.par_iter().map(one).collect()
-    };
+    let partial: Vec<[f64; K]> =
+        if total < SERIAL_BELOW { units.iter().map(one).collect() } else { units.par_iter().map(one).collect() };
     Some(std::array::from_fn(|k| partial.iter().map(|p| p[k]).sum()))
 }
 
@@ -144,9 +141,8 @@ pub(crate) fn update<const M: usize, const N: usize>(
     read: [&[&Tensor]; N],
     f: impl Fn(usize, &mut [f32; M], [f32; N]) + Sync,
 ) -> bool {
-    let collect = |lists: &[&[&Tensor]]| -> Option<Vec<Vec<Memory>>> {
-        lists.iter().map(|list| memories(list)).collect()
-    };
+    let collect =
+        |lists: &[&[&Tensor]]| -> Option<Vec<Vec<Memory>>> { lists.iter().map(|list| memories(list)).collect() };
     let (Some(written), Some(read)) = (collect(&written), collect(&read)) else { return false };
     let all: Vec<&[Memory]> = written.iter().chain(&read).map(Vec::as_slice).collect();
     if !same_lengths(&all) || !disjoint(&written, &read) {
@@ -161,9 +157,8 @@ pub(crate) fn update<const M: usize, const N: usize>(
             std::slice::from_raw_parts_mut(written[m][tensor].start.add(start), length)
         });
         // SAFETY: as above; read ranges are written by nobody during the call.
-        let input: [&[f32]; N] = std::array::from_fn(|n| unsafe {
-            std::slice::from_raw_parts(read[n][tensor].start.add(start), length)
-        });
+        let input: [&[f32]; N] =
+            std::array::from_fn(|n| unsafe { std::slice::from_raw_parts(read[n][tensor].start.add(start), length) });
         for i in 0..length {
             // SAFETY: every slice has exactly `length` elements; checked indexing keeps the loop from
             // being vectorized.

@@ -29,9 +29,7 @@ use sha2::{Digest as _, Sha256};
 /// The root of a tree of random streams.
 ///
 /// Serialized as its number.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Seed(u64);
 
@@ -106,9 +104,7 @@ impl Seed {
         if rest.len() <= BLOCK {
             fill_block(&rng, first, 0, rest);
         } else {
-            rest.par_chunks_mut(BLOCK)
-                .enumerate()
-                .for_each(|(i, chunk)| fill_block(&rng, first + i as u64, 0, chunk));
+            rest.par_chunks_mut(BLOCK).enumerate().for_each(|(i, chunk)| fill_block(&rng, first + i as u64, 0, chunk));
         }
     }
 
@@ -172,10 +168,7 @@ mod tests {
         // Recorded: the ziggurat of rand_distr on those words.
         let normal = seed.normal(5000);
         assert_eq!(normal[..4], [-0.6398911, -1.2227231, 0.5029363, -1.6115685]);
-        assert_eq!(
-            normal[4096..4100],
-            [-0.23417345, -1.1565512, 0.25942594, -1.7275517]
-        );
+        assert_eq!(normal[4096..4100], [-0.23417345, -1.1565512, 0.25942594, -1.7275517]);
     }
 
     #[test]
@@ -206,14 +199,9 @@ mod tests {
         let values = Seed::new(3).normal(n);
         let moment = |k: i32| values.iter().map(|&v| f64::from(v).powi(k)).sum::<f64>() / n as f64;
         // Five standard errors of each moment: sqrt(1, 2, 15, 96 / n).
-        for (k, expected, variance) in
-            [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)]
-        {
+        for (k, expected, variance) in [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)] {
             let error = (moment(k) - expected).abs();
-            assert!(
-                error < 5.0 * (variance / n as f64).sqrt(),
-                "moment {k} is off by {error}"
-            );
+            assert!(error < 5.0 * (variance / n as f64).sqrt(), "moment {k} is off by {error}");
         }
         let far = values.iter().filter(|v| v.abs() > 1.959964).count() as f64 / n as f64;
         assert!((far - 0.05).abs() < 0.0011, "{far}");
@@ -225,9 +213,8 @@ mod tests {
         let (mut a, mut b) = (vec![0.0; n], vec![0.0; n]);
         Seed::new(3).fill_normal(&mut a, 0);
         Seed::new(3).fill_normal(&mut b, 1);
-        let correlation = |a: &[f32], b: &[f32]| {
-            a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>() / a.len() as f64
-        };
+        let correlation =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>() / a.len() as f64;
         // Five standard errors, 1/sqrt(n); the second: one block against the next.
         assert!(correlation(&a, &b).abs() < 0.01);
         assert!(correlation(&a[..n - BLOCK], &a[BLOCK..]).abs() < 0.01);
@@ -236,10 +223,7 @@ mod tests {
     #[test]
     fn the_number_of_threads_changes_nothing() {
         let with = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| Seed::new(9).normal(100_000))
         };
         assert_eq!(with(1), with(3));

@@ -14,8 +14,16 @@ fn every_kind_and_shape_comes_back_bit_for_bit() {
     let base = Tensor::from_slice(&[0.0f64, 1.5, -2.25, 100.0, 3e-5, 7.0]).reshape([2, 3]);
     let mut state = StateDict::default();
     for kind in [
-        Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int, Kind::Int16, Kind::Int8,
-        Kind::Uint8, Kind::Bool,
+        Kind::Float,
+        Kind::Double,
+        Kind::Half,
+        Kind::BFloat16,
+        Kind::Int64,
+        Kind::Int,
+        Kind::Int16,
+        Kind::Int8,
+        Kind::Uint8,
+        Kind::Bool,
     ] {
         state.tensors.insert(format!("{kind:?}"), base.abs().to_kind(kind));
         state.tensors.insert(format!("{kind:?}.t"), base.abs().to_kind(kind).tr());
@@ -121,11 +129,9 @@ fn networks_start_alike_whatever_the_global_stream_did() {
 #[test]
 fn networks_refuse_shapes_that_make_none() {
     let store = VarStore::new(Device::Cpu);
-    for config in [
-        MlpConfig::relu(&[4]),
-        MlpConfig::relu(&[4, 0, 2]),
-        MlpConfig { dropout: 1.0, ..MlpConfig::relu(&[4, 2]) },
-    ] {
+    for config in
+        [MlpConfig::relu(&[4]), MlpConfig::relu(&[4, 0, 2]), MlpConfig { dropout: 1.0, ..MlpConfig::relu(&[4, 2]) }]
+    {
         assert!(matches!(Mlp::new(&store.root(), &config, Seed::new(0)), Err(Error::InvalidArgument { .. })));
     }
     assert!(RmsNorm::new(&store.root(), 4, -1.0).is_err());

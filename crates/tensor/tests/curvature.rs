@@ -108,7 +108,7 @@ fn gauss_newton_products_are_jt_h_j_and_positive() {
     let j = Tensor::stack(&rows, 0); // [outputs, n]
     // Of the mean cross entropy: (diag(p) − p pᵀ)/5 for each sample.
     let p = outputs.detach().softmax(1, Kind::Double);
-    let mut h = Tensor::zeros([10, 10], F64);
+    let h = Tensor::zeros([10, 10], F64);
     for s in 0..5 {
         let row = p.get(s);
         let block = (Tensor::diag_embed(&row, 0, -2, -1) - row.outer(&row)) / 5.0;
@@ -210,14 +210,22 @@ fn without_ghosts_a_long_lanczos_finds_each_eigenvalue_once() {
 fn power_iteration_finds_the_eigenvalue_of_largest_magnitude_with_its_sign() {
     for (values, expected) in [([1.0f64, -5.0, 3.0], -5.0), ([4.0, -1.0, 0.5], 4.0)] {
         let d = Tensor::from_slice(&values);
-        let pair =
-            power_iteration(|v| Ok(v * &d), 3, Kind::Double, Device::Cpu, Seed::new(0), 500, 1e-10).unwrap();
+        let pair = power_iteration(|v| Ok(v * &d), 3, Kind::Double, Device::Cpu, Seed::new(0), 500, 1e-10).unwrap();
         assert!(pair.converged && (pair.value - expected).abs() < 1e-9, "{pair:?}");
         assert!(pair.residual <= 1e-10 * expected.abs());
     }
     let zero = power_iteration(|v| Ok(v * 0.0), 3, Kind::Float, Device::Cpu, Seed::new(0), 10, 1e-6).unwrap();
     assert_eq!((zero.value, zero.converged, zero.iterations), (0.0, true, 1));
-    let few = power_iteration(|v| Ok(v * Tensor::from_slice(&[1.0f64, 0.99])), 2, Kind::Double, Device::Cpu, Seed::new(0), 2, 1e-12).unwrap();
+    let few = power_iteration(
+        |v| Ok(v * Tensor::from_slice(&[1.0f64, 0.99])),
+        2,
+        Kind::Double,
+        Device::Cpu,
+        Seed::new(0),
+        2,
+        1e-12,
+    )
+    .unwrap();
     assert!(!few.converged && few.iterations == 2);
 }
 

@@ -1,9 +1,7 @@
 //! The index of safetensors files: what is written is found, and no hostile header gets through.
 
 use proptest::prelude::*;
-use tensor::checkpoint::index::{
-    IndexError, Limits, SafeDtype, SafetensorsIndex, parse_safetensors,
-};
+use tensor::checkpoint::index::{IndexError, Limits, SafeDtype, SafetensorsIndex, parse_safetensors};
 
 fn file(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -25,11 +23,8 @@ fn one(dtype: &str, shape: &str, range: &str) -> String {
 fn a_file_of_the_python_package_is_read() {
     let bytes = include_bytes!("data/tiny.safetensors");
     let index = parse_safetensors(bytes, &Limits::default()).unwrap();
-    let found: Vec<_> = index
-        .entries
-        .iter()
-        .map(|e| (e.name.as_str(), e.dtype, e.shape.clone(), e.range.clone()))
-        .collect();
+    let found: Vec<_> =
+        index.entries.iter().map(|e| (e.name.as_str(), e.dtype, e.shape.clone(), e.range.clone())).collect();
     assert_eq!(
         found,
         [
@@ -71,10 +66,7 @@ fn a_length_beyond_the_file_costs_nothing() {
 fn every_shorter_file_is_refused() {
     let bytes = include_bytes!("data/tiny.safetensors");
     for end in 0..bytes.len() {
-        assert!(
-            parse_safetensors(&bytes[..end], &Limits::default()).is_err(),
-            "{end}"
-        );
+        assert!(parse_safetensors(&bytes[..end], &Limits::default()).is_err(), "{end}");
     }
 }
 
@@ -82,39 +74,18 @@ fn every_shorter_file_is_refused() {
 fn what_breaks_a_rule_is_refused_by_name() {
     type Check = fn(&IndexError) -> bool;
     let cases: [(&str, String, usize, Check); 19] = [
-        ("no object", "[]".into(), 0, |e| {
-            matches!(e, IndexError::NotThisFormat { .. })
-        }),
-        ("white space before", " {}".into(), 0, |e| {
-            matches!(e, IndexError::NotThisFormat { .. })
-        }),
-        ("empty", String::new(), 0, |e| {
-            matches!(e, IndexError::NotThisFormat { .. })
-        }),
-        ("no JSON", "{".into(), 0, |e| {
+        ("no object", "[]".into(), 0, |e| matches!(e, IndexError::NotThisFormat { .. })),
+        ("white space before", " {}".into(), 0, |e| matches!(e, IndexError::NotThisFormat { .. })),
+        ("empty", String::new(), 0, |e| matches!(e, IndexError::NotThisFormat { .. })),
+        ("no JSON", "{".into(), 0, |e| matches!(e, IndexError::Malformed { .. })),
+        ("something after", "{}{}".into(), 0, |e| matches!(e, IndexError::Malformed { .. })),
+        ("no dtype", r#"{"w":{"shape":[],"data_offsets":[0,0]}}"#.into(), 0, |e| {
             matches!(e, IndexError::Malformed { .. })
         }),
-        ("something after", "{}{}".into(), 0, |e| {
-            matches!(e, IndexError::Malformed { .. })
-        }),
-        (
-            "no dtype",
-            r#"{"w":{"shape":[],"data_offsets":[0,0]}}"#.into(),
-            0,
-            |e| matches!(e, IndexError::Malformed { .. }),
-        ),
-        ("negative dimension", one("U8", "[-1]", "[0,1]"), 1, |e| {
-            matches!(e, IndexError::Malformed { .. })
-        }),
-        ("fraction", one("U8", "[1.5]", "[0,1]"), 1, |e| {
-            matches!(e, IndexError::Malformed { .. })
-        }),
-        ("three offsets", one("U8", "[1]", "[0,1,1]"), 1, |e| {
-            matches!(e, IndexError::Malformed { .. })
-        }),
-        ("backwards", one("U8", "[1]", "[1,0]"), 1, |e| {
-            matches!(e, IndexError::Malformed { .. })
-        }),
+        ("negative dimension", one("U8", "[-1]", "[0,1]"), 1, |e| matches!(e, IndexError::Malformed { .. })),
+        ("fraction", one("U8", "[1.5]", "[0,1]"), 1, |e| matches!(e, IndexError::Malformed { .. })),
+        ("three offsets", one("U8", "[1]", "[0,1,1]"), 1, |e| matches!(e, IndexError::Malformed { .. })),
+        ("backwards", one("U8", "[1]", "[1,0]"), 1, |e| matches!(e, IndexError::Malformed { .. })),
         (
             "unknown type",
             one("F7", "[1]", "[0,1]"),
@@ -122,45 +93,19 @@ fn what_breaks_a_rule_is_refused_by_name() {
             |e| matches!(e, IndexError::UnknownType { dtype, .. } if dtype == "F7"),
         ),
         ("too short", one("F32", "[2]", "[0,4]"), 4, |e| {
-            matches!(
-                e,
-                IndexError::WrongLength {
-                    expected: 8,
-                    actual: 4,
-                    ..
-                }
-            )
+            matches!(e, IndexError::WrongLength { expected: 8, actual: 4, .. })
         }),
-        (
-            "overflow",
-            one("U8", "[4294967296,4294967296]", "[0,0]"),
-            0,
-            |e| matches!(e, IndexError::Overflow { .. }),
-        ),
-        (
-            "overflow of bits",
-            one("F64", "[1152921504606846976]", "[0,0]"),
-            0,
-            |e| matches!(e, IndexError::Overflow { .. }),
-        ),
-        ("beyond", one("U8", "[2]", "[0,2]"), 1, |e| {
+        ("overflow", one("U8", "[4294967296,4294967296]", "[0,0]"), 0, |e| matches!(e, IndexError::Overflow { .. })),
+        ("overflow of bits", one("F64", "[1152921504606846976]", "[0,0]"), 0, |e| {
+            matches!(e, IndexError::Overflow { .. })
+        }),
+        ("beyond", one("U8", "[2]", "[0,2]"), 1, |e| matches!(e, IndexError::BeyondEnd { .. })),
+        ("far beyond", one("U8", "[1]", "[18446744073709551614,18446744073709551615]"), 1, |e| {
             matches!(e, IndexError::BeyondEnd { .. })
         }),
-        (
-            "far beyond",
-            one("U8", "[1]", "[18446744073709551614,18446744073709551615]"),
-            1,
-            |e| matches!(e, IndexError::BeyondEnd { .. }),
-        ),
-        ("half a byte", one("F4", "[3]", "[0,1]"), 1, |e| {
-            matches!(e, IndexError::PartialBlock { .. })
-        }),
-        ("bytes left over", one("U8", "[1]", "[0,1]"), 2, |e| {
-            matches!(e, IndexError::Unused { .. })
-        }),
-        ("a hole", one("U8", "[1]", "[1,2]"), 2, |e| {
-            matches!(e, IndexError::Unused { .. })
-        }),
+        ("half a byte", one("F4", "[3]", "[0,1]"), 1, |e| matches!(e, IndexError::PartialBlock { .. })),
+        ("bytes left over", one("U8", "[1]", "[0,1]"), 2, |e| matches!(e, IndexError::Unused { .. })),
+        ("a hole", one("U8", "[1]", "[1,2]"), 2, |e| matches!(e, IndexError::Unused { .. })),
     ];
     for (what, header, data, is_expected) in cases {
         let error = parse(&header, data).expect_err(what);
@@ -173,26 +118,15 @@ fn what_breaks_a_rule_is_refused_by_name() {
 fn two_tensors_must_not_share_bytes_or_names() {
     let two = |first: &str, second: &str, name: &str| {
         let tensor = |range| format!(r#"{{"dtype":"U8","shape":[2],"data_offsets":{range}}}"#);
-        parse(
-            &format!(r#"{{"v":{},"{name}":{}}}"#, tensor(first), tensor(second)),
-            4,
-        )
+        parse(&format!(r#"{{"v":{},"{name}":{}}}"#, tensor(first), tensor(second)), 4)
     };
     assert!(two("[0,2]", "[2,4]", "w").is_ok());
     assert!(two("[2,4]", "[0,2]", "w").is_ok());
     let overlap = two("[0,2]", "[1,3]", "w").unwrap_err();
-    assert!(
-        matches!(&overlap, IndexError::Overlap { first, second, .. } if first == "v" && second == "w")
-    );
-    assert!(matches!(
-        two("[0,2]", "[0,2]", "w"),
-        Err(IndexError::Overlap { .. })
-    ));
+    assert!(matches!(&overlap, IndexError::Overlap { first, second, .. } if first == "v" && second == "w"));
+    assert!(matches!(two("[0,2]", "[0,2]", "w"), Err(IndexError::Overlap { .. })));
     let duplicate = two("[0,2]", "[2,4]", "v").unwrap_err();
-    assert_eq!(
-        duplicate.to_string(),
-        "The name `v` comes twice in the header."
-    );
+    assert_eq!(duplicate.to_string(), "The name `v` comes twice in the header.");
     assert!(parse(r#"{"__metadata__":{"a":"1","a":"2"}}"#, 0).is_err());
     assert!(parse(r#"{"__metadata__":{},"__metadata__":{}}"#, 0).is_err());
     assert!(parse(r#"{"__metadata__":{"a":1}}"#, 0).is_err());
@@ -203,35 +137,11 @@ fn limits_are_kept_to() {
     let bytes = include_bytes!("data/tiny.safetensors");
     let base = Limits::default();
     for (limits, what) in [
-        (
-            Limits {
-                header_bytes: 319,
-                ..base
-            },
-            "the length of the header",
-        ),
+        (Limits { header_bytes: 319, ..base }, "the length of the header"),
         (Limits { tensors: 3, ..base }, "the number of tensors"),
-        (
-            Limits {
-                metadata: 1,
-                ..base
-            },
-            "the number of metadata keys",
-        ),
-        (
-            Limits {
-                name_bytes: 7,
-                ..base
-            },
-            "the length of a name",
-        ),
-        (
-            Limits {
-                dimensions: 1,
-                ..base
-            },
-            "the number of dimensions of `a`",
-        ),
+        (Limits { metadata: 1, ..base }, "the number of metadata keys"),
+        (Limits { name_bytes: 7, ..base }, "the length of a name"),
+        (Limits { dimensions: 1, ..base }, "the number of dimensions of `a`"),
     ] {
         match parse_safetensors(bytes, &limits) {
             Err(IndexError::Limit { what: found, .. }) => assert_eq!(found, what),
@@ -242,14 +152,8 @@ fn limits_are_kept_to() {
     assert!(parse(&one("U8", &many, "[0,0]"), 0).is_err());
 }
 
-const DTYPES: [SafeDtype; 6] = [
-    SafeDtype::U8,
-    SafeDtype::BF16,
-    SafeDtype::F32,
-    SafeDtype::F64,
-    SafeDtype::F8_E4M3,
-    SafeDtype::Bool,
-];
+const DTYPES: [SafeDtype; 6] =
+    [SafeDtype::U8, SafeDtype::BF16, SafeDtype::F32, SafeDtype::F64, SafeDtype::F8_E4M3, SafeDtype::Bool];
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]

@@ -1,9 +1,7 @@
 //! The optimizers of the experiments and their hyper-parameters.
 
 use anyhow::{Context as _, Result};
-use sam_opt::{
-    Adam, AdamConfig, Gsam, GsamConfig, ParamGroup, Pass, Sagm, SagmConfig, Sam, SamConfig, SamStats,
-};
+use sam_opt::{Adam, AdamConfig, Gsam, GsamConfig, ParamGroup, Pass, Sagm, SagmConfig, Sam, SamConfig, SamStats};
 use serde::{Deserialize, Serialize};
 use tensor::tch::Tensor;
 
@@ -12,11 +10,23 @@ use tensor::tch::Tensor;
 #[serde(tag = "method", rename_all = "snake_case")]
 pub(super) enum Method {
     /// Empirical risk minimization: the base optimizer alone.
-    Erm { weight_decay: f64 },
-    Sam { rho: f64 },
-    Asam { rho: f64 },
-    Gsam { rho: f64, alpha: f64 },
-    Sagm { rho: f64, alpha: f64 },
+    Erm {
+        weight_decay: f64,
+    },
+    Sam {
+        rho: f64,
+    },
+    Asam {
+        rho: f64,
+    },
+    Gsam {
+        rho: f64,
+        alpha: f64,
+    },
+    Sagm {
+        rho: f64,
+        alpha: f64,
+    },
 }
 
 /// Learning rate of the protocols.
@@ -79,7 +89,10 @@ pub(super) enum Optimizer {
 }
 
 impl Optimizer {
-    pub(super) fn step(&mut self, closure: impl FnMut(&Pass<'_>) -> sam_opt::Result<Tensor>) -> sam_opt::Result<SamStats> {
+    pub(super) fn step(
+        &mut self,
+        closure: impl FnMut(&Pass<'_>) -> sam_opt::Result<Tensor>,
+    ) -> sam_opt::Result<SamStats> {
         match self {
             Optimizer::Sam(optimizer) => optimizer.step(closure),
             Optimizer::Gsam(optimizer) => optimizer.step(closure),

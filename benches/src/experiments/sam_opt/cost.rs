@@ -40,20 +40,45 @@ pub(super) fn experiment() -> Experiment {
             name: "sam-cost".into(),
             krate: "sam-opt".into(),
             title: "Cost of a step".into(),
-            protocol: "One training step of each optimizer over SGD with momentum, interleaved in one process (a round \
+            protocol:
+                "One training step of each optimizer over SGD with momentum, interleaved in one process (a round \
                 of each in turn, median of the rounds, bootstrap interval of the ratio). The floor for two passes is \
                 2. \"Vector work\" is everything in a SAM step that isn't a pass: norm, perturbation, restoring, final \
                 norm, base step."
-                .into(),
+                    .into(),
             data: vec![],
             kind: Kind::Core,
             metrics: vec![Metric::new(METRIC, "time of a step", "ms", Direction::Lower, 3)],
             arms,
             claims: vec![
-                claim("sam-large", "A SAM step costs at most 2.05 SGD steps (large network).", "sam large", "sgd large", Test::RatioAtMost(2.05)),
-                claim("sam-small", "A SAM step costs at most 2.5 SGD steps (small network).", "sam small", "sgd small", Test::RatioAtMost(2.5)),
-                claim("vector-large", "Vector work is at most a tenth of a SAM step (large network).", "vector large", "sam large", Test::RatioAtMost(0.1)),
-                claim("gsam-large", "A GSAM step costs at most 2.15 SGD steps (large network).", "gsam large", "sgd large", Test::RatioAtMost(2.15)),
+                claim(
+                    "sam-large",
+                    "A SAM step costs at most 2.05 SGD steps (large network).",
+                    "sam large",
+                    "sgd large",
+                    Test::RatioAtMost(2.05),
+                ),
+                claim(
+                    "sam-small",
+                    "A SAM step costs at most 2.5 SGD steps (small network).",
+                    "sam small",
+                    "sgd small",
+                    Test::RatioAtMost(2.5),
+                ),
+                claim(
+                    "vector-large",
+                    "Vector work is at most a tenth of a SAM step (large network).",
+                    "vector large",
+                    "sam large",
+                    Test::RatioAtMost(0.1),
+                ),
+                claim(
+                    "gsam-large",
+                    "A GSAM step costs at most 2.15 SGD steps (large network).",
+                    "gsam large",
+                    "sgd large",
+                    Test::RatioAtMost(2.15),
+                ),
             ],
             seeds: (1, 1),
             seeds_for_verdict: 1,

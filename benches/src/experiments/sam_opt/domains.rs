@@ -88,7 +88,12 @@ fn arms(protocol: &Protocol) -> Vec<Arm> {
         Arm::new("gsam", "GSAM", Role::Method, note("gsam")),
         Arm::new("sagm", "SAGM", Role::Method, note("sagm")),
         Arm::new("erm-2x", "ERM, equal passes", Role::Baseline, twice),
-        Arm::new("sam-oracle", "SAM, oracle ρ", Role::Reference, "ρ 0.5, chosen by the specification on the held-out domains"),
+        Arm::new(
+            "sam-oracle",
+            "SAM, oracle ρ",
+            Role::Reference,
+            "ρ 0.5, chosen by the specification on the held-out domains",
+        ),
     ]
 }
 
@@ -108,14 +113,70 @@ fn claims() -> Vec<Claim> {
     let ours = "ours";
     let prior = "prior work";
     vec![
-        claim("sam-beats-erm", "SAM is better than ERM on a domain it wasn't trained on.", prior, "accuracy", ("sam", "erm"), Test::Superior(0.0)),
-        claim("sam-beats-erm-equal-passes", "SAM is better than ERM given as many passes.", ours, "accuracy", ("sam", "erm-2x"), Test::Superior(0.0)),
-        claim("sam-is-flatter", "SAM ends where the loss rises less along the gradient than ERM does.", prior, "ascent sharpness", ("sam", "erm"), Test::Superior(0.0)),
-        claim("asam-no-worse", "ASAM is at most half a point worse than SAM.", ours, "accuracy", ("asam", "sam"), Test::NonInferior(0.5)),
-        claim("gsam-no-worse", "GSAM is at most half a point worse than SAM.", ours, "accuracy", ("gsam", "sam"), Test::NonInferior(0.5)),
-        claim("sagm-no-worse", "SAGM is at most half a point worse than SAM.", ours, "accuracy", ("sagm", "sam"), Test::NonInferior(0.5)),
-        claim("oracle-beats-erm", "SAM at the ρ that the specification chose on the held-out domains is better than ERM.", ours, "accuracy", ("sam-oracle", "erm"), Test::Superior(0.0)),
-        claim("oracle-gap", "What choosing ρ on the held-out domains adds over choosing it on the source domains.", ours, "accuracy", ("sam-oracle", "sam"), Test::Descriptive),
+        claim(
+            "sam-beats-erm",
+            "SAM is better than ERM on a domain it wasn't trained on.",
+            prior,
+            "accuracy",
+            ("sam", "erm"),
+            Test::Superior(0.0),
+        ),
+        claim(
+            "sam-beats-erm-equal-passes",
+            "SAM is better than ERM given as many passes.",
+            ours,
+            "accuracy",
+            ("sam", "erm-2x"),
+            Test::Superior(0.0),
+        ),
+        claim(
+            "sam-is-flatter",
+            "SAM ends where the loss rises less along the gradient than ERM does.",
+            prior,
+            "ascent sharpness",
+            ("sam", "erm"),
+            Test::Superior(0.0),
+        ),
+        claim(
+            "asam-no-worse",
+            "ASAM is at most half a point worse than SAM.",
+            ours,
+            "accuracy",
+            ("asam", "sam"),
+            Test::NonInferior(0.5),
+        ),
+        claim(
+            "gsam-no-worse",
+            "GSAM is at most half a point worse than SAM.",
+            ours,
+            "accuracy",
+            ("gsam", "sam"),
+            Test::NonInferior(0.5),
+        ),
+        claim(
+            "sagm-no-worse",
+            "SAGM is at most half a point worse than SAM.",
+            ours,
+            "accuracy",
+            ("sagm", "sam"),
+            Test::NonInferior(0.5),
+        ),
+        claim(
+            "oracle-beats-erm",
+            "SAM at the ρ that the specification chose on the held-out domains is better than ERM.",
+            ours,
+            "accuracy",
+            ("sam-oracle", "erm"),
+            Test::Superior(0.0),
+        ),
+        claim(
+            "oracle-gap",
+            "What choosing ρ on the held-out domains adds over choosing it on the source domains.",
+            ours,
+            "accuracy",
+            ("sam-oracle", "sam"),
+            Test::Descriptive,
+        ),
     ]
 }
 
@@ -126,7 +187,14 @@ pub(super) fn handwriting3() -> Experiment {
         evaluated. Hyper-parameters were chosen by accuracy on the source domains' validation parts, five \
         candidates a method, on three seeds that aren't evaluated. Splits, initial weights and batches are shared \
         by all arms of a seed. Protocol A of the specification.";
-    experiment(&HANDWRITING3, "Handwriting-3, leave one collection out", protocol, &["mnist-10k", "optdigits", "mfeat"], (2, 10), 6.0)
+    experiment(
+        &HANDWRITING3,
+        "Handwriting-3, leave one collection out",
+        protocol,
+        &["mnist-10k", "optdigits", "mfeat"],
+        (2, 10),
+        6.0,
+    )
 }
 
 pub(super) fn rotated_mnist() -> Experiment {

@@ -18,7 +18,8 @@ const STEPS: usize = 20;
 const SCRIPT: &str = include_str!("../../../peers/sam_opt.py");
 
 pub(super) fn experiment() -> Experiment {
-    let arm = |side: &str, net: &str, label: &str, role, note: &str| Arm::new(&format!("{side} {net}"), label, role, note);
+    let arm =
+        |side: &str, net: &str, label: &str, role, note: &str| Arm::new(&format!("{side} {net}"), label, role, note);
     let claim = |name: &str, statement: &str, net: &str, test| Claim {
         name: name.into(),
         statement: statement.into(),
@@ -51,8 +52,18 @@ pub(super) fn experiment() -> Experiment {
                 arm("ours", "large", "sam-opt, large", Role::Method, large),
             ],
             claims: vec![
-                claim("small", "Our step is at least 1.5 times as fast on the small network.", "small", Test::SpeedupAtLeast(1.5)),
-                claim("large", "Our step is at least as fast on the large network.", "large", Test::SpeedupAtLeast(1.0)),
+                claim(
+                    "small",
+                    "Our step is at least 1.5 times as fast on the small network.",
+                    "small",
+                    Test::SpeedupAtLeast(1.5),
+                ),
+                claim(
+                    "large",
+                    "Our step is at least as fast on the large network.",
+                    "large",
+                    Test::SpeedupAtLeast(1.0),
+                ),
             ],
             seeds: (1, 1),
             seeds_for_verdict: 1,
@@ -135,10 +146,7 @@ fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Vec<(St
     let mut sam = new_sam(&model)?;
     let (ours, theirs) = (format!("ours {}", net.name), format!("peer {}", net.name));
     let mut candidates = vec![
-        Candidate {
-            arm: theirs.clone(),
-            round: Box::new(|| peer.borrow_mut().number("time", net.name, net.steps)),
-        },
+        Candidate { arm: theirs.clone(), round: Box::new(|| peer.borrow_mut().number("time", net.name, net.steps)) },
         Candidate::new(&ours, net.steps, || {
             sam.step(model.closure())?;
             Ok(())

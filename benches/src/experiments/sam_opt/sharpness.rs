@@ -80,8 +80,7 @@ mod tests {
     fn on_a_convex_loss_at_its_minimum_every_direction_rises() {
         let (w, set) = params();
         let minimum = w.detach().copy();
-        let (mean, max) =
-            random_directions(&set, Seed::new(2), || (&w - &minimum).square().sum(Kind::Float)).unwrap();
+        let (mean, max) = random_directions(&set, Seed::new(2), || (&w - &minimum).square().sum(Kind::Float)).unwrap();
         // ‖0.25 d‖² = 0.0625 · 26 for every direction.
         assert!((mean - 1.625).abs() < 1e-4 && (max - 1.625).abs() < 1e-4, "{mean} {max}");
     }

@@ -75,11 +75,11 @@ impl Rule<'_> {
                 let (m, v) = (&state.moments[0], &state.moments[1]);
                 let next = m.f_mul_scalar(self.config.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.config.beta1)?)?;
                 m.shallow_clone().f_copy_(&next)?;
-                let next = v.f_mul_scalar(self.config.beta2)?.f_add(&g.f_square()?.f_mul_scalar(1.0 - self.config.beta2)?)?;
+                let next =
+                    v.f_mul_scalar(self.config.beta2)?.f_add(&g.f_square()?.f_mul_scalar(1.0 - self.config.beta2)?)?;
                 v.shallow_clone().f_copy_(&next)?;
                 let scale = v.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(self.config.eps)?;
-                let moved =
-                    w.f_mul_scalar(scalars.shrink)?.f_sub(&m.f_mul_scalar(scalars.step)?.f_div(&scale)?)?;
+                let moved = w.f_mul_scalar(scalars.shrink)?.f_sub(&m.f_mul_scalar(scalars.step)?.f_div(&scale)?)?;
                 slot.param.shallow_clone().f_copy_(&moved)?;
             }
             Ok(())

@@ -129,7 +129,11 @@ impl Sgd {
                         b.f_mul_scalar(self.config.momentum)?.f_add(&d.f_mul_scalar(1.0 - self.config.dampening)?)?
                     };
                     b.shallow_clone().f_copy_(&next)?;
-                    d = if self.config.nesterov { d.f_add(&b.f_mul_scalar(self.config.momentum)?)? } else { b.shallow_clone() };
+                    d = if self.config.nesterov {
+                        d.f_add(&b.f_mul_scalar(self.config.momentum)?)?
+                    } else {
+                        b.shallow_clone()
+                    };
                 }
                 let moved = w.f_sub(&d.f_mul_scalar(self.config.lr * slot.lr_scale)?)?;
                 slot.param.shallow_clone().f_copy_(&moved)?;
@@ -193,11 +197,16 @@ mod tests {
             [(0.0, 0.0, false, 0.01), (0.9, 0.0, false, 0.0), (0.9, 0.3, false, 0.1), (0.8, 0.0, true, 0.02)]
         {
             let make = || Sgd::from_config(SgdConfig { lr: 0.1, momentum, dampening, nesterov, weight_decay });
-            paths_agree(make, |sgd, slots| assert!(sgd.step_fused(slots)), |sgd, slots| sgd.step_plain(slots).unwrap(), |sgd, slots| {
-                if momentum != 0.0 {
-                    prepare(&mut sgd.states, slots, 1);
-                }
-            });
+            paths_agree(
+                make,
+                |sgd, slots| assert!(sgd.step_fused(slots)),
+                |sgd, slots| sgd.step_plain(slots).unwrap(),
+                |sgd, slots| {
+                    if momentum != 0.0 {
+                        prepare(&mut sgd.states, slots, 1);
+                    }
+                },
+            );
         }
     }
 }

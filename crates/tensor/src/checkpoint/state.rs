@@ -131,7 +131,10 @@ impl StateDict {
         for entry in &header.entries {
             let kind = kind(entry.dtype).ok_or_else(|| Error::Checkpoint {
                 path: path.to_owned(),
-                reason: format!("the tensor \"{}\" has the element type {:?}, which libtorch lacks", entry.name, entry.dtype),
+                reason: format!(
+                    "the tensor \"{}\" has the element type {:?}, which libtorch lacks",
+                    entry.name, entry.dtype
+                ),
             })?;
             // The index has checked the range against the file's length.
             let mut bytes = vec![0u8; (entry.range.end - entry.range.start) as usize];
@@ -167,8 +170,7 @@ impl StateDict {
                 None => report.unexpected.push(stored.clone()),
             }
         }
-        report.missing =
-            variables.keys().filter(|name| !matched.iter().any(|(m, _, _)| m == *name)).cloned().collect();
+        report.missing = variables.keys().filter(|name| !matched.iter().any(|(m, _, _)| m == *name)).cloned().collect();
         no_grad(|| {
             for (name, variable, tensor) in matched {
                 variable.shallow_clone().f_copy_(tensor)?;

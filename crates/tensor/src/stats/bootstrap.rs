@@ -24,12 +24,7 @@ pub struct Bootstrap {
 impl Default for Bootstrap {
     /// 10,000 resamples, 95 %, bias-corrected and accelerated, seed 0.
     fn default() -> Self {
-        Self {
-            resamples: 10_000,
-            level: 0.95,
-            method: BootstrapMethod::Bca,
-            seed: 0,
-        }
+        Self { resamples: 10_000, level: 0.95, method: BootstrapMethod::Bca, seed: 0 }
     }
 }
 
@@ -90,19 +85,11 @@ pub fn bootstrap_interval(
 ///
 /// # Errors
 /// [`StatsError::UnequalLengths`], [`StatsError::NotPositive`], and as [`bootstrap_interval`].
-pub fn ratio_of_medians(
-    a: &[f64],
-    b: &[f64],
-    config: &Bootstrap,
-) -> Result<BootstrapInterval, StatsError> {
+pub fn ratio_of_medians(a: &[f64], b: &[f64], config: &Bootstrap) -> Result<BootstrapInterval, StatsError> {
     check_pair(a, b, 2)?;
     for (what, values) in [("a", a), ("b", b)] {
         if let Some(index) = values.iter().position(|v| *v <= 0.0) {
-            return Err(StatsError::NotPositive {
-                what,
-                index,
-                value: values[index],
-            });
+            return Err(StatsError::NotPositive { what, index, value: values[index] });
         }
     }
     over_rows("a / b", a.len(), config, |rows| {
@@ -127,11 +114,7 @@ fn over_rows(
     }
     let checked = |rows: &[usize]| {
         let value = statistic(rows);
-        if value.is_finite() {
-            Ok(value)
-        } else {
-            Err(StatsError::BadStatistic { what, value })
-        }
+        if value.is_finite() { Ok(value) } else { Err(StatsError::BadStatistic { what, value }) }
     };
     let all: Vec<usize> = (0..n).collect();
     let estimate = checked(&all)?;
@@ -191,20 +174,12 @@ fn corrected(tails: [f64; 2], estimate: f64, resampled: &[f64], left_out: &[f64]
         cubes += lack * lack * lack;
     }
     let acceleration = cubes / (6.0 * f64::powf(squares, 1.5));
-    let acceleration = if acceleration.is_finite() {
-        acceleration
-    } else {
-        0.0
-    };
+    let acceleration = if acceleration.is_finite() { acceleration } else { 0.0 };
     tails.map(|tail| {
         let z = bias + normal.inverse_cdf(tail);
         let scale = 1.0 - acceleration * z;
         // Beyond the pole the correction has no meaning: the end of the range is the answer.
-        if scale <= 0.0 {
-            f64::from(z > 0.0)
-        } else {
-            normal.cdf(bias + z / scale)
-        }
+        if scale <= 0.0 { f64::from(z > 0.0) } else { normal.cdf(bias + z / scale) }
     })
 }
 
@@ -220,12 +195,7 @@ mod tests {
     #[test]
     fn bca_orders_are_scipys() {
         // Six resampled statistics, four with one row left out; orders by the formulas of scipy.stats.bootstrap 1.17.
-        let orders = corrected(
-            [0.025, 0.975],
-            2.5,
-            &[1.0, 2.0, 2.5, 2.6, 3.0, 4.0],
-            &[2.0, 2.2, 2.9, 3.9],
-        );
+        let orders = corrected([0.025, 0.975], 2.5, &[1.0, 2.0, 2.5, 2.6, 3.0, 4.0], &[2.0, 2.2, 2.9, 3.9]);
         let expected = [0.004266824488221543, 0.919976867744773];
         for (order, expected) in orders.iter().zip(expected) {
             assert!((order - expected).abs() < 1e-10, "{orders:?}");
@@ -235,20 +205,14 @@ mod tests {
     #[test]
     fn equal_values_give_a_point() {
         let interval = bootstrap_interval(&[3.0; 5], mean, &Bootstrap::default()).unwrap();
-        assert_eq!(
-            (interval.low, interval.estimate, interval.high),
-            (3.0, 3.0, 3.0)
-        );
+        assert_eq!((interval.low, interval.estimate, interval.high), (3.0, 3.0, 3.0));
     }
 
     #[test]
     fn the_number_of_threads_changes_nothing() {
         let values: Vec<f64> = Seed::new(1).normal(30).into_iter().map(f64::from).collect();
         let with = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| bootstrap_interval(&values, mean, &Bootstrap::default()).unwrap())
         };
         assert_eq!(with(1), with(3));
@@ -266,19 +230,10 @@ mod tests {
     #[test]
     fn the_interval_covers_the_truth_about_as_often_as_it_says() {
         // 400 samples of 20 from a skewed distribution (squares of normals, mean 1).
-        let config = Bootstrap {
-            resamples: 500,
-            level: 0.9,
-            ..Bootstrap::default()
-        };
+        let config = Bootstrap { resamples: 500, level: 0.9, ..Bootstrap::default() };
         let covered = (0..400u64)
             .filter(|&i| {
-                let sample: Vec<f64> = Seed::new(11)
-                    .index(i)
-                    .normal(20)
-                    .iter()
-                    .map(|v| f64::from(v * v))
-                    .collect();
+                let sample: Vec<f64> = Seed::new(11).index(i).normal(20).iter().map(|v| f64::from(v * v)).collect();
                 let interval = bootstrap_interval(&sample, mean, &config).unwrap();
                 interval.low <= 1.0 && 1.0 <= interval.high
             })
@@ -290,37 +245,17 @@ mod tests {
     #[test]
     fn bad_input_is_named() {
         let config = Bootstrap::default();
-        let nothing = Bootstrap {
-            resamples: 0,
-            ..config
-        };
+        let nothing = Bootstrap { resamples: 0, ..config };
         let values = [1.0, 2.0];
+        assert_eq!(bootstrap_interval(&values, mean, &nothing), Err(StatsError::NoResamples));
+        assert!(matches!(bootstrap_interval(&[1.0], mean, &config), Err(StatsError::TooFew { .. })));
+        assert!(matches!(bootstrap_interval(&values, |_| f64::NAN, &config), Err(StatsError::BadStatistic { .. })));
         assert_eq!(
-            bootstrap_interval(&values, mean, &nothing),
-            Err(StatsError::NoResamples)
-        );
-        assert!(matches!(
-            bootstrap_interval(&[1.0], mean, &config),
-            Err(StatsError::TooFew { .. })
-        ));
-        assert!(matches!(
-            bootstrap_interval(&values, |_| f64::NAN, &config),
-            Err(StatsError::BadStatistic { .. })
-        ));
-        assert_eq!(
-            ratio_of_medians(&values, &[1.0, 0.0], &config)
-                .unwrap_err()
-                .to_string(),
+            ratio_of_medians(&values, &[1.0, 0.0], &config).unwrap_err().to_string(),
             "The value number 1 of `b` is 0, but a ratio needs values above 0."
         );
-        let level = Bootstrap {
-            level: 95.0,
-            ..config
-        };
-        assert!(matches!(
-            ratio_of_medians(&values, &values, &level),
-            Err(StatsError::BadLevel { .. })
-        ));
+        let level = Bootstrap { level: 95.0, ..config };
+        assert!(matches!(ratio_of_medians(&values, &values, &level), Err(StatsError::BadLevel { .. })));
         assert!(serde_json::from_str::<Bootstrap>(r#"{"resample": 3}"#).is_err());
     }
 

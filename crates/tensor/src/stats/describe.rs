@@ -16,10 +16,7 @@ pub(super) fn mean_std_of(what: &'static str, values: &[f64]) -> Result<(f64, f6
     // The mean of equal values is that value, whatever the sum was rounded to.
     mean += values.iter().map(|v| v - mean).sum::<f64>() / n;
     let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
-    Ok((
-        finite(what, mean)?,
-        finite(what, (squares / (n - 1.0)).sqrt())?,
-    ))
+    Ok((finite(what, mean)?, finite(what, (squares / (n - 1.0)).sqrt())?))
 }
 
 /// The value in the middle; with an even number of values the mean of the two in the middle.
@@ -71,18 +68,8 @@ mod tests {
     #[test]
     fn quantiles_are_numpys() {
         let values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0];
-        for (q, expected) in [
-            (0.0, 1.0),
-            (0.1, 1.0),
-            (0.25, 1.75),
-            (0.5, 3.5),
-            (0.9, 6.9),
-            (1.0, 9.0),
-        ] {
-            assert!(
-                (quantile(&values, q).unwrap() - expected).abs() < 1e-14,
-                "{q}"
-            );
+        for (q, expected) in [(0.0, 1.0), (0.1, 1.0), (0.25, 1.75), (0.5, 3.5), (0.9, 6.9), (1.0, 9.0)] {
+            assert!((quantile(&values, q).unwrap() - expected).abs() < 1e-14, "{q}");
         }
         assert_eq!(median(&[2.0]), Ok(2.0));
         assert_eq!(median(&[f64::MAX, -f64::MAX]), Ok(0.0));
@@ -101,38 +88,12 @@ mod tests {
             mean_std(&[1.0, f64::NAN]).unwrap_err().to_string(),
             "The value number 1 of `values` is NaN, but finite numbers are needed: leave failed runs out and report how many there were."
         );
-        assert!(matches!(
-            mean_std(&[1.0]),
-            Err(StatsError::TooFew {
-                need: 2,
-                got: 1,
-                ..
-            })
-        ));
-        assert!(matches!(
-            median(&[]),
-            Err(StatsError::TooFew {
-                need: 1,
-                got: 0,
-                ..
-            })
-        ));
-        assert!(matches!(
-            quantile(&[1.0], 1.1),
-            Err(StatsError::BadQuantile { .. })
-        ));
-        assert!(matches!(
-            quantile(&[1.0], f64::NAN),
-            Err(StatsError::BadQuantile { .. })
-        ));
-        assert!(matches!(
-            mean_std(&[f64::MAX, f64::MAX]),
-            Err(StatsError::Overflow { .. })
-        ));
-        assert!(matches!(
-            mean_std(&[f64::MAX, -f64::MAX]),
-            Err(StatsError::Overflow { .. })
-        ));
+        assert!(matches!(mean_std(&[1.0]), Err(StatsError::TooFew { need: 2, got: 1, .. })));
+        assert!(matches!(median(&[]), Err(StatsError::TooFew { need: 1, got: 0, .. })));
+        assert!(matches!(quantile(&[1.0], 1.1), Err(StatsError::BadQuantile { .. })));
+        assert!(matches!(quantile(&[1.0], f64::NAN), Err(StatsError::BadQuantile { .. })));
+        assert!(matches!(mean_std(&[f64::MAX, f64::MAX]), Err(StatsError::Overflow { .. })));
+        assert!(matches!(mean_std(&[f64::MAX, -f64::MAX]), Err(StatsError::Overflow { .. })));
     }
 
     proptest! {

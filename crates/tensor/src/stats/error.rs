@@ -16,9 +16,7 @@ pub enum StatsError {
     },
 
     /// Two lists that belong together differ in length.
-    #[error(
-        "Paired values are needed, but `a` has {a} and `b` has {b}: give the same seeds to both."
-    )]
+    #[error("Paired values are needed, but `a` has {a} and `b` has {b}: give the same seeds to both.")]
     UnequalLengths {
         /// Length of the first.
         a: usize,

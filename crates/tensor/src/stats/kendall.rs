@@ -30,10 +30,7 @@ pub fn kendall_tau(a: &[f64], b: &[f64]) -> Result<Kendall, StatsError> {
     check_pair(a, b, 2)?;
     for (what, values) in [("a", a), ("b", b)] {
         if values.iter().all(|v| *v == values[0]) {
-            return Err(StatsError::Constant {
-                what,
-                value: values[0],
-            });
+            return Err(StatsError::Constant { what, value: values[0] });
         }
     }
     let n = a.len();
@@ -57,13 +54,7 @@ pub fn kendall_tau(a: &[f64], b: &[f64]) -> Result<Kendall, StatsError> {
     } else {
         2.0 * Normal::standard().cdf(-score.abs() / variance.sqrt())
     };
-    Ok(Kendall {
-        tau: tau.clamp(-1.0, 1.0),
-        n,
-        variance,
-        p,
-        exact,
-    })
+    Ok(Kendall { tau: tau.clamp(-1.0, 1.0), n, variance, p, exact })
 }
 
 /// Sums over the groups of t equal values.
@@ -78,11 +69,7 @@ struct Ties {
 
 impl Ties {
     fn of(groups: impl Iterator<Item = usize>) -> Self {
-        let mut ties = Self {
-            pairs: 0.0,
-            triples: 0.0,
-            weighted: 0.0,
-        };
+        let mut ties = Self { pairs: 0.0, triples: 0.0, weighted: 0.0 };
         for t in groups.map(|t| t as f64) {
             ties.pairs += t * (t - 1.0) / 2.0;
             ties.triples += t * (t - 1.0) * (t - 2.0);
@@ -95,11 +82,7 @@ impl Ties {
 /// The variance of the score under independence, with ties (Kendall, "Rank Correlation Methods", chapter 4).
 fn variance(n: f64, a: &Ties, b: &Ties) -> f64 {
     let m = n * (n - 1.0);
-    let triples = if n > 2.0 {
-        a.triples * b.triples / (9.0 * m * (n - 2.0))
-    } else {
-        0.0
-    };
+    let triples = if n > 2.0 { a.triples * b.triples / (9.0 * m * (n - 2.0)) } else { 0.0 };
     (m * (2.0 * n + 5.0) - a.weighted - b.weighted) / 18.0 + 2.0 * a.pairs * b.pairs / m + triples
 }
 
@@ -177,23 +160,12 @@ mod tests {
     #[test]
     fn bad_input_is_named() {
         assert_eq!(
-            kendall_tau(&[1.0, 2.0], &[3.0, 3.0])
-                .unwrap_err()
-                .to_string(),
+            kendall_tau(&[1.0, 2.0], &[3.0, 3.0]).unwrap_err().to_string(),
             "All values of `b` are 3: a rank correlation needs values that differ."
         );
-        assert!(matches!(
-            kendall_tau(&[1.0], &[3.0]),
-            Err(StatsError::TooFew { .. })
-        ));
-        assert!(matches!(
-            kendall_tau(&[1.0], &[]),
-            Err(StatsError::UnequalLengths { .. })
-        ));
-        assert!(matches!(
-            kendall_tau(&[1.0, f64::NAN], &[3.0, 4.0]),
-            Err(StatsError::NonFinite { .. })
-        ));
+        assert!(matches!(kendall_tau(&[1.0], &[3.0]), Err(StatsError::TooFew { .. })));
+        assert!(matches!(kendall_tau(&[1.0], &[]), Err(StatsError::UnequalLengths { .. })));
+        assert!(matches!(kendall_tau(&[1.0, f64::NAN], &[3.0, 4.0]), Err(StatsError::NonFinite { .. })));
     }
 
     proptest! {

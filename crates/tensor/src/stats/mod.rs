@@ -30,9 +30,7 @@ mod kendall;
 mod t;
 mod wilcoxon;
 
-pub use bootstrap::{
-    Bootstrap, BootstrapInterval, BootstrapMethod, bootstrap_interval, ratio_of_medians,
-};
+pub use bootstrap::{Bootstrap, BootstrapInterval, BootstrapMethod, bootstrap_interval, ratio_of_medians};
 pub use describe::{mean_std, median, quantile};
 pub use error::StatsError;
 pub use kendall::{Kendall, kendall_tau};
@@ -42,46 +40,27 @@ pub use wilcoxon::{Wilcoxon, wilcoxon_signed_rank};
 /// How `values` are called in an error, at least how many are needed, and that all must be finite.
 fn check(what: &'static str, values: &[f64], need: usize) -> Result<(), StatsError> {
     if values.len() < need {
-        return Err(StatsError::TooFew {
-            what,
-            need,
-            got: values.len(),
-        });
+        return Err(StatsError::TooFew { what, need, got: values.len() });
     }
     match values.iter().position(|v| !v.is_finite()) {
-        Some(index) => Err(StatsError::NonFinite {
-            what,
-            index,
-            value: values[index],
-        }),
+        Some(index) => Err(StatsError::NonFinite { what, index, value: values[index] }),
         None => Ok(()),
     }
 }
 
 fn check_pair(a: &[f64], b: &[f64], need: usize) -> Result<(), StatsError> {
     if a.len() != b.len() {
-        return Err(StatsError::UnequalLengths {
-            a: a.len(),
-            b: b.len(),
-        });
+        return Err(StatsError::UnequalLengths { a: a.len(), b: b.len() });
     }
     check("a", a, need)?;
     check("b", b, need)
 }
 
 fn check_level(level: f64) -> Result<(), StatsError> {
-    if level > 0.0 && level < 1.0 {
-        Ok(())
-    } else {
-        Err(StatsError::BadLevel { level })
-    }
+    if level > 0.0 && level < 1.0 { Ok(()) } else { Err(StatsError::BadLevel { level }) }
 }
 
 /// `value`, if the arithmetic on very large numbers hasn't left the range of f64.
 fn finite(what: &'static str, value: f64) -> Result<f64, StatsError> {
-    if value.is_finite() {
-        Ok(value)
-    } else {
-        Err(StatsError::Overflow { what })
-    }
+    if value.is_finite() { Ok(value) } else { Err(StatsError::Overflow { what }) }
 }

@@ -74,15 +74,9 @@ mod tests {
     #[test]
     fn equal_values_give_a_point_and_a_certain_answer() {
         let one = t_interval(&[2.0, 2.0, 2.0], 0.95).unwrap();
-        assert_eq!(
-            (one.low, one.mean, one.high, one.t, one.p),
-            (2.0, 2.0, 2.0, f64::MAX, 0.0)
-        );
+        assert_eq!((one.low, one.mean, one.high, one.t, one.p), (2.0, 2.0, 2.0, f64::MAX, 0.0));
         let zero = paired_t(&[2.0, 3.0], &[2.0, 3.0], 0.95).unwrap();
-        assert_eq!(
-            (zero.low, zero.mean, zero.high, zero.t, zero.p),
-            (0.0, 0.0, 0.0, 0.0, 1.0)
-        );
+        assert_eq!((zero.low, zero.mean, zero.high, zero.t, zero.p), (0.0, 0.0, 0.0, 0.0, 1.0));
     }
 
     #[test]
@@ -93,21 +87,11 @@ mod tests {
         );
         assert!(matches!(
             paired_t(&[1.0, 2.0], &[1.0, f64::INFINITY], 0.95),
-            Err(StatsError::NonFinite {
-                what: "b",
-                index: 1,
-                ..
-            })
+            Err(StatsError::NonFinite { what: "b", index: 1, .. })
         ));
-        assert!(matches!(
-            paired_t(&[1.0], &[1.0], 0.95),
-            Err(StatsError::TooFew { .. })
-        ));
+        assert!(matches!(paired_t(&[1.0], &[1.0], 0.95), Err(StatsError::TooFew { .. })));
         for level in [0.0, 1.0, -0.5, 95.0, f64::NAN] {
-            assert!(matches!(
-                t_interval(&[1.0, 2.0], level),
-                Err(StatsError::BadLevel { .. })
-            ));
+            assert!(matches!(t_interval(&[1.0, 2.0], level), Err(StatsError::BadLevel { .. })));
         }
     }
 

@@ -56,13 +56,7 @@ pub fn wilcoxon_signed_rank(differences: &[f64]) -> Result<Wilcoxon, StatsError>
         let z = ((statistic - mean + 0.5) / variance.sqrt()).min(0.0);
         2.0 * Normal::standard().cdf(z)
     };
-    Ok(Wilcoxon {
-        statistic,
-        positive,
-        n,
-        p,
-        exact,
-    })
+    Ok(Wilcoxon { statistic, positive, n, p, exact })
 }
 
 /// Twice the part of the 2^n subsets of the ranks 1..=n whose sum is at most `statistic`.
@@ -89,10 +83,7 @@ mod tests {
         let total = (n * (n + 1) / 2) as f64;
         let extreme = (0..1u32 << n)
             .filter(|signs| {
-                let sum: f64 = (0..n)
-                    .filter(|i| signs >> i & 1 == 1)
-                    .map(|i| (i + 1) as f64)
-                    .sum();
+                let sum: f64 = (0..n).filter(|i| signs >> i & 1 == 1).map(|i| (i + 1) as f64).sum();
                 sum.min(total - sum) <= statistic
             })
             .count();
@@ -108,22 +99,13 @@ mod tests {
     #[test]
     fn five_of_one_sign_reach_one_in_sixteen() {
         let test = wilcoxon_signed_rank(&[0.1, 0.2, 0.3, 0.4, 0.5]).unwrap();
-        assert_eq!(
-            (test.statistic, test.positive, test.p, test.exact),
-            (0.0, 15.0, 0.0625, true)
-        );
+        assert_eq!((test.statistic, test.positive, test.p, test.exact), (0.0, 15.0, 0.0625, true));
     }
 
     #[test]
     fn bad_input_is_named() {
-        assert!(matches!(
-            wilcoxon_signed_rank(&[]),
-            Err(StatsError::TooFew { .. })
-        ));
-        assert!(matches!(
-            wilcoxon_signed_rank(&[1.0, f64::NAN]),
-            Err(StatsError::NonFinite { index: 1, .. })
-        ));
+        assert!(matches!(wilcoxon_signed_rank(&[]), Err(StatsError::TooFew { .. })));
+        assert!(matches!(wilcoxon_signed_rank(&[1.0, f64::NAN]), Err(StatsError::NonFinite { index: 1, .. })));
     }
 
     proptest! {

@@ -63,9 +63,7 @@ pub enum IndexError {
     },
 
     /// A tensor's type isn't known, so its length can't be checked.
-    #[error(
-        "The tensor `{tensor}` has the type {dtype}, which isn't known: a newer Tessera may read it."
-    )]
+    #[error("The tensor `{tensor}` has the type {dtype}, which isn't known: a newer Tessera may read it.")]
     UnknownType {
         /// Name of the tensor.
         tensor: String,
@@ -83,9 +81,7 @@ pub enum IndexError {
     },
 
     /// The rows of a tensor aren't whole blocks.
-    #[error(
-        "The tensor `{tensor}` has {columns} columns, but {dtype} is stored in blocks of {block}."
-    )]
+    #[error("The tensor `{tensor}` has {columns} columns, but {dtype} is stored in blocks of {block}.")]
     PartialBlock {
         /// Name of the tensor.
         tensor: String,
@@ -98,9 +94,7 @@ pub enum IndexError {
     },
 
     /// A tensor's range isn't as long as its type and shape say.
-    #[error(
-        "The tensor `{tensor}` takes {expected} bytes by its type and shape, but its range holds {actual}."
-    )]
+    #[error("The tensor `{tensor}` takes {expected} bytes by its type and shape, but its range holds {actual}.")]
     WrongLength {
         /// Name of the tensor.
         tensor: String,
@@ -111,9 +105,7 @@ pub enum IndexError {
     },
 
     /// A tensor lies beyond the end of the file.
-    #[error(
-        "The tensor `{tensor}` ends at byte {end}, but the file has {file}: it is cut off. Download it again."
-    )]
+    #[error("The tensor `{tensor}` ends at byte {end}, but the file has {file}: it is cut off. Download it again.")]
     BeyondEnd {
         /// Name of the tensor.
         tensor: String,
@@ -124,9 +116,7 @@ pub enum IndexError {
     },
 
     /// A tensor doesn't begin on a multiple of the alignment.
-    #[error(
-        "The tensor `{tensor}` begins at offset {offset}, which is no multiple of the alignment, {alignment}."
-    )]
+    #[error("The tensor `{tensor}` begins at offset {offset}, which is no multiple of the alignment, {alignment}.")]
     Misaligned {
         /// Name of the tensor.
         tensor: String,
@@ -137,9 +127,7 @@ pub enum IndexError {
     },
 
     /// Two tensors share bytes.
-    #[error(
-        "The tensors `{first}` ({first_range:?}) and `{second}` ({second_range:?}) overlap in the file."
-    )]
+    #[error("The tensors `{first}` ({first_range:?}) and `{second}` ({second_range:?}) overlap in the file.")]
     Overlap {
         /// The tensor that begins first.
         first: String,
@@ -152,9 +140,7 @@ pub enum IndexError {
     },
 
     /// Bytes of a safetensors file belong to no tensor, which its format forbids.
-    #[error(
-        "The bytes {range:?} of the file belong to no tensor, which safetensors doesn't allow."
-    )]
+    #[error("The bytes {range:?} of the file belong to no tensor, which safetensors doesn't allow.")]
     Unused {
         /// Where they lie.
         range: Range<u64>,
@@ -170,8 +156,6 @@ pub enum IndexError {
 
 impl IndexError {
     pub(super) fn malformed(problem: impl Into<String>) -> Self {
-        Self::Malformed {
-            problem: problem.into(),
-        }
+        Self::Malformed { problem: problem.into() }
     }
 }

@@ -3,9 +3,7 @@ use std::collections::btree_map;
 use std::io::{Cursor, Read, Seek};
 
 use super::reader::HeaderReader;
-use super::{
-    Entry, GgmlType, IndexError, Limits, elements, no_duplicates, no_overlaps, overflow, within,
-};
+use super::{Entry, GgmlType, IndexError, Limits, elements, no_duplicates, no_overlaps, overflow, within};
 
 /// The header of a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
@@ -161,10 +159,7 @@ pub fn read_gguf<R: Read + Seek>(file: &mut R, limits: &Limits) -> Result<GgufIn
     if magic != b"GGUF" {
         return Err(IndexError::NotThisFormat {
             format: "GGUF",
-            problem: format!(
-                "it must begin with `GGUF`, but begins with `{}`",
-                magic.escape_ascii()
-            ),
+            problem: format!("it must begin with `GGUF`, but begins with `{}`", magic.escape_ascii()),
         });
     }
     let version = reader.u32("the version")?;
@@ -179,9 +174,7 @@ pub fn read_gguf<R: Read + Seek>(file: &mut R, limits: &Limits) -> Result<GgufIn
     let metadata = read_metadata(&mut reader, pairs, limits)?;
     let alignment = alignment(&metadata)?;
     reader.require_items("the list of tensors", tensors, LEAST_TENSOR)?;
-    let raw = (0..tensors)
-        .map(|_| read_tensor(&mut reader, limits))
-        .collect::<Result<Vec<_>, _>>()?;
+    let raw = (0..tensors).map(|_| read_tensor(&mut reader, limits)).collect::<Result<Vec<_>, _>>()?;
     no_duplicates(raw.iter().map(|t| t.name.as_str()))?;
 
     // No overflow: the position is in the file, and the alignment is small.
@@ -191,12 +184,7 @@ pub fn read_gguf<R: Read + Seek>(file: &mut R, limits: &Limits) -> Result<GgufIn
         .map(|tensor| entry(tensor, start, alignment, reader.file_len()))
         .collect::<Result<Vec<_>, _>>()?;
     no_overlaps(&entries)?;
-    Ok(GgufIndex {
-        version,
-        alignment,
-        metadata,
-        entries,
-    })
+    Ok(GgufIndex { version, alignment, metadata, entries })
 }
 
 /// As [`read_gguf`], of a file that lies in memory or is mapped into it.
@@ -221,9 +209,7 @@ fn read_metadata<R: Read + Seek>(
         match metadata.entry(key) {
             btree_map::Entry::Vacant(slot) => slot.insert(value),
             btree_map::Entry::Occupied(slot) => {
-                return Err(IndexError::Duplicate {
-                    name: slot.key().clone(),
-                });
+                return Err(IndexError::Duplicate { name: slot.key().clone() });
             }
         };
     }
@@ -235,9 +221,7 @@ fn alignment(metadata: &BTreeMap<String, GgufValue>) -> Result<u64, IndexError> 
         return Ok(DEFAULT_ALIGNMENT);
     };
     match value.as_u64() {
-        Some(alignment) if alignment.is_power_of_two() && alignment <= MOST_ALIGNMENT => {
-            Ok(alignment)
-        }
+        Some(alignment) if alignment.is_power_of_two() && alignment <= MOST_ALIGNMENT => Ok(alignment),
         _ => Err(IndexError::malformed(format!(
             "`{ALIGNMENT_KEY}` must be a power of two up to {MOST_ALIGNMENT}, but it is {value:?}"
         ))),
@@ -252,21 +236,12 @@ struct RawTensor {
     offset: u64,
 }
 
-fn read_tensor<R: Read + Seek>(
-    reader: &mut HeaderReader<R>,
-    limits: &Limits,
-) -> Result<RawTensor, IndexError> {
+fn read_tensor<R: Read + Seek>(reader: &mut HeaderReader<R>, limits: &Limits) -> Result<RawTensor, IndexError> {
     let name = read_name(reader, "the name of a tensor", limits)?;
     let dimensions = u64::from(reader.u32("a number of dimensions")?);
-    within(
-        format!("the number of dimensions of `{name}`"),
-        dimensions,
-        limits.dimensions,
-    )?;
+    within(format!("the number of dimensions of `{name}`"), dimensions, limits.dimensions)?;
     reader.require_items("a shape", dimensions, 8)?;
-    let mut shape = (0..dimensions)
-        .map(|_| reader.u64("a dimension"))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut shape = (0..dimensions).map(|_| reader.u64("a dimension")).collect::<Result<Vec<_>, _>>()?;
     shape.reverse();
     Ok(RawTensor {
         name,
@@ -276,77 +251,37 @@ fn read_tensor<R: Read + Seek>(
     })
 }
 
-fn entry(
-    tensor: RawTensor,
-    start: u64,
-    alignment: u64,
-    file_len: u64,
-) -> Result<Entry<GgmlType>, IndexError> {
-    let RawTensor {
-        name,
-        shape,
-        kind,
-        offset,
-    } = tensor;
+fn entry(tensor: RawTensor, start: u64, alignment: u64, file_len: u64) -> Result<Entry<GgmlType>, IndexError> {
+    let RawTensor { name, shape, kind, offset } = tensor;
     let Some(dtype) = GgmlType::from_id(kind) else {
-        return Err(IndexError::UnknownType {
-            tensor: name,
-            dtype: format!("number {kind}"),
-        });
+        return Err(IndexError::UnknownType { tensor: name, dtype: format!("number {kind}") });
     };
     let elements = elements(&name, &shape)?;
     // Blocks never cross a row, so the innermost dimension must hold whole ones.
     let columns = shape.last().copied().unwrap_or(1);
     if !columns.is_multiple_of(dtype.block()) {
-        return Err(IndexError::PartialBlock {
-            tensor: name,
-            dtype: dtype.to_string(),
-            columns,
-            block: dtype.block(),
-        });
+        return Err(IndexError::PartialBlock { tensor: name, dtype: dtype.to_string(), columns, block: dtype.block() });
     }
-    let bytes = (elements / dtype.block())
-        .checked_mul(dtype.block_bytes())
-        .ok_or_else(|| overflow(&name, &shape))?;
+    let bytes = (elements / dtype.block()).checked_mul(dtype.block_bytes()).ok_or_else(|| overflow(&name, &shape))?;
     if !offset.is_multiple_of(alignment) {
-        return Err(IndexError::Misaligned {
-            tensor: name,
-            offset,
-            alignment,
-        });
+        return Err(IndexError::Misaligned { tensor: name, offset, alignment });
     }
     // Sums beyond 64 bits are beyond the file too.
     let from = start.saturating_add(offset);
     let end = from.saturating_add(bytes);
     if end > file_len {
-        return Err(IndexError::BeyondEnd {
-            tensor: name,
-            end,
-            file: file_len,
-        });
+        return Err(IndexError::BeyondEnd { tensor: name, end, file: file_len });
     }
-    Ok(Entry {
-        name,
-        dtype,
-        shape,
-        range: from..end,
-    })
+    Ok(Entry { name, dtype, shape, range: from..end })
 }
 
-fn read_name<R: Read + Seek>(
-    reader: &mut HeaderReader<R>,
-    what: &str,
-    limits: &Limits,
-) -> Result<String, IndexError> {
+fn read_name<R: Read + Seek>(reader: &mut HeaderReader<R>, what: &str, limits: &Limits) -> Result<String, IndexError> {
     let length = reader.u64(what)?;
     within(format!("the length of {what}"), length, limits.name_bytes)?;
     utf8(what, reader.bytes(what, length)?)
 }
 
-fn read_string<R: Read + Seek>(
-    reader: &mut HeaderReader<R>,
-    what: &str,
-) -> Result<String, IndexError> {
+fn read_string<R: Read + Seek>(reader: &mut HeaderReader<R>, what: &str) -> Result<String, IndexError> {
     let length = reader.u64(what)?;
     utf8(what, reader.bytes(what, length)?)
 }
@@ -394,15 +329,9 @@ fn read_value<R: Read + Seek>(
 }
 
 /// An array with its head, at most `nesting` levels deep.
-fn read_array<R: Read + Seek>(
-    reader: &mut HeaderReader<R>,
-    what: &str,
-    nesting: u32,
-) -> Result<GgufArray, IndexError> {
+fn read_array<R: Read + Seek>(reader: &mut HeaderReader<R>, what: &str, nesting: u32) -> Result<GgufArray, IndexError> {
     if nesting == 0 {
-        return Err(IndexError::malformed(format!(
-            "{what} holds arrays in arrays, deeper than is read"
-        )));
+        return Err(IndexError::malformed(format!("{what} holds arrays in arrays, deeper than is read")));
     }
     let kind = reader.u32(what)?;
     let count = reader.u64(what)?;

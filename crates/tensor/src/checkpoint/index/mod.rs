@@ -80,15 +80,7 @@ impl Default for Limits {
 }
 
 fn within(what: impl Into<String>, value: u64, limit: u64) -> Result<(), IndexError> {
-    if value <= limit {
-        Ok(())
-    } else {
-        Err(IndexError::Limit {
-            what: what.into(),
-            value,
-            limit,
-        })
-    }
+    if value <= limit { Ok(()) } else { Err(IndexError::Limit { what: what.into(), value, limit }) }
 }
 
 /// The first name that comes twice is an error.
@@ -96,9 +88,7 @@ fn no_duplicates<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), IndexEr
     let mut seen = HashSet::new();
     for name in names {
         if !seen.insert(name) {
-            return Err(IndexError::Duplicate {
-                name: name.to_owned(),
-            });
+            return Err(IndexError::Duplicate { name: name.to_owned() });
         }
     }
     Ok(())
@@ -115,10 +105,7 @@ fn elements(tensor: &str, shape: &[u64]) -> Result<u64, IndexError> {
 }
 
 fn overflow(tensor: &str, shape: &[u64]) -> IndexError {
-    IndexError::Overflow {
-        tensor: tensor.to_owned(),
-        shape: shape.to_vec(),
-    }
+    IndexError::Overflow { tensor: tensor.to_owned(), shape: shape.to_vec() }
 }
 
 /// Checks that no two ranges share a byte; returns the entries' numbers in the order of their ranges.

@@ -15,12 +15,7 @@ impl<R: Read + Seek> HeaderReader<R> {
     pub(super) fn new(mut file: R, limit: u64) -> Result<Self, IndexError> {
         let file_len = file.seek(SeekFrom::End(0))?;
         file.seek(SeekFrom::Start(0))?;
-        Ok(Self {
-            inner: BufReader::with_capacity(1 << 16, file),
-            at: 0,
-            file_len,
-            limit,
-        })
+        Ok(Self { inner: BufReader::with_capacity(1 << 16, file), at: 0, file_len, limit })
     }
 
     pub(super) fn at(&self) -> u64 {
@@ -35,12 +30,7 @@ impl<R: Read + Seek> HeaderReader<R> {
     pub(super) fn require(&self, what: &str, need: u64) -> Result<(), IndexError> {
         let left = self.file_len - self.at;
         if need > left {
-            return Err(IndexError::Truncated {
-                what: what.to_owned(),
-                at: self.at,
-                need,
-                left,
-            });
+            return Err(IndexError::Truncated { what: what.to_owned(), at: self.at, need, left });
         }
         if need > self.limit.saturating_sub(self.at) {
             return Err(IndexError::Limit {
@@ -53,12 +43,7 @@ impl<R: Read + Seek> HeaderReader<R> {
     }
 
     /// An error unless `count` items of at least `size` bytes are left.
-    pub(super) fn require_items(
-        &self,
-        what: &str,
-        count: u64,
-        size: u64,
-    ) -> Result<(), IndexError> {
+    pub(super) fn require_items(&self, what: &str, count: u64, size: u64) -> Result<(), IndexError> {
         self.require(what, count.saturating_mul(size))
     }
 

@@ -98,19 +98,14 @@ impl fmt::Display for SafeDtype {
 /// # Errors
 /// [`IndexError`], for each rule of [the module](super) that the file breaks. Beyond those, the tensors must fill the file, as the format
 /// demands.
-pub fn read_safetensors<R: Read + Seek>(
-    file: &mut R,
-    limits: &Limits,
-) -> Result<SafetensorsIndex, IndexError> {
+pub fn read_safetensors<R: Read + Seek>(file: &mut R, limits: &Limits) -> Result<SafetensorsIndex, IndexError> {
     let mut reader = HeaderReader::new(file, limits.header_bytes.saturating_add(8))?;
     let length = reader.u64("the length of the header")?;
     within("the length of the header", length, limits.header_bytes)?;
     let text = reader.bytes("the header", length)?;
     if text.first() != Some(&b'{') {
-        let came = text.first().map_or_else(
-            || "it is empty".to_owned(),
-            |b| format!("it begins with `{}`", b.escape_ascii()),
-        );
+        let came =
+            text.first().map_or_else(|| "it is empty".to_owned(), |b| format!("it begins with `{}`", b.escape_ascii()));
         return Err(IndexError::NotThisFormat {
             format: "safetensors",
             problem: format!("its header must begin with `{{`, but {came}"),
@@ -118,16 +113,8 @@ pub fn read_safetensors<R: Read + Seek>(
     }
     let Header { tensors, metadata } =
         serde_json::from_slice(&text).map_err(|e| IndexError::malformed(e.to_string()))?;
-    within(
-        "the number of tensors",
-        tensors.len() as u64,
-        limits.tensors,
-    )?;
-    within(
-        "the number of metadata keys",
-        metadata.len() as u64,
-        limits.metadata,
-    )?;
+    within("the number of tensors", tensors.len() as u64, limits.tensors)?;
+    within("the number of metadata keys", metadata.len() as u64, limits.metadata)?;
     no_duplicates(metadata.iter().map(|(key, _)| key.as_str()))?;
     no_duplicates(tensors.iter().map(|(name, _)| name.as_str()))?;
 
@@ -137,10 +124,7 @@ pub fn read_safetensors<R: Read + Seek>(
         entries.push(entry(name, tensor, start, file_len, limits)?);
     }
     fill(&entries, start, file_len)?;
-    Ok(SafetensorsIndex {
-        entries,
-        metadata: metadata.into_iter().collect(),
-    })
+    Ok(SafetensorsIndex { entries, metadata: metadata.into_iter().collect() })
 }
 
 /// As [`read_safetensors`], of a file that lies in memory or is mapped into it.
@@ -160,21 +144,12 @@ fn entry(
 ) -> Result<Entry<SafeDtype>, IndexError> {
     within("the length of a name", name.len() as u64, limits.name_bytes)?;
     let shape = tensor.shape.0;
-    within(
-        format!("the number of dimensions of `{name}`"),
-        shape.len() as u64,
-        limits.dimensions,
-    )?;
+    within(format!("the number of dimensions of `{name}`"), shape.len() as u64, limits.dimensions)?;
     let Some(dtype) = SafeDtype::from_name(&tensor.dtype) else {
-        return Err(IndexError::UnknownType {
-            tensor: name,
-            dtype: tensor.dtype,
-        });
+        return Err(IndexError::UnknownType { tensor: name, dtype: tensor.dtype });
     };
     let elements = elements(&name, &shape)?;
-    let bits = elements
-        .checked_mul(dtype.bits())
-        .ok_or_else(|| overflow(&name, &shape))?;
+    let bits = elements.checked_mul(dtype.bits()).ok_or_else(|| overflow(&name, &shape))?;
     if !bits.is_multiple_of(8) {
         return Err(IndexError::PartialBlock {
             tensor: name,
@@ -191,25 +166,12 @@ fn entry(
     // The end in the file may leave 64 bits; then it is beyond the file too.
     let end = start.saturating_add(to);
     if end > file_len {
-        return Err(IndexError::BeyondEnd {
-            tensor: name,
-            end,
-            file: file_len,
-        });
+        return Err(IndexError::BeyondEnd { tensor: name, end, file: file_len });
     }
     if actual != bits / 8 {
-        return Err(IndexError::WrongLength {
-            tensor: name,
-            expected: bits / 8,
-            actual,
-        });
+        return Err(IndexError::WrongLength { tensor: name, expected: bits / 8, actual });
     }
-    Ok(Entry {
-        name,
-        dtype,
-        shape,
-        range: start + from..end,
-    })
+    Ok(Entry { name, dtype, shape, range: start + from..end })
 }
 
 /// The tensors must follow each other without gaps to the end of the file.
@@ -218,16 +180,12 @@ fn fill(entries: &[Entry<SafeDtype>], start: u64, file_len: u64) -> Result<(), I
     for i in no_overlaps(entries)? {
         let range = &entries[i].range;
         if range.start > filled {
-            return Err(IndexError::Unused {
-                range: filled..range.start,
-            });
+            return Err(IndexError::Unused { range: filled..range.start });
         }
         filled = filled.max(range.end);
     }
     if filled < file_len {
-        return Err(IndexError::Unused {
-            range: filled..file_len,
-        });
+        return Err(IndexError::Unused { range: filled..file_len });
     }
     Ok(())
 }
@@ -277,10 +235,7 @@ impl<'de> Deserialize<'de> for Header {
                         tensors.push((name, map.next_value()?));
                     }
                 }
-                Ok(Header {
-                    tensors,
-                    metadata: metadata.unwrap_or_default(),
-                })
+                Ok(Header { tensors, metadata: metadata.unwrap_or_default() })
             }
         }
 
@@ -329,10 +284,7 @@ impl<'de> Deserialize<'de> for Dimensions {
                 let mut dimensions = Vec::new();
                 while let Some(dimension) = list.next_element()? {
                     if dimensions.len() == Dimensions::MOST {
-                        return Err(A::Error::custom(format_args!(
-                            "more than {} dimensions",
-                            Dimensions::MOST
-                        )));
+                        return Err(A::Error::custom(format_args!("more than {} dimensions", Dimensions::MOST)));
                     }
                     dimensions.push(dimension);
                 }
