@@ -74,9 +74,9 @@ struct RunArgs {
     /// Only seeds of shard I of N (I/N, I from 1).
     #[arg(long, value_parser = shard)]
     shard: Option<(u64, u64)>,
-    /// Continues a run: its folder, or the latest.
-    #[arg(long, num_args = 0..=1, value_name = "RUN", conflicts_with_all = ["seeds", "shard"])]
-    resume: Option<Option<PathBuf>>,
+    /// Continues a run: its folder, or "latest" (the default).
+    #[arg(long, num_args = 0..=1, default_missing_value = "latest", value_name = "RUN", conflicts_with_all = ["seeds", "shard"])]
+    resume: Option<PathBuf>,
     /// Folder that holds the runs.
     #[arg(long, alias = "out", default_value = "target/bench")]
     root: PathBuf,
@@ -133,28 +133,22 @@ fn execute(cli: Cli) -> Result<ExitCode> {
 }
 
 fn start_or_resume(args: RunArgs) -> Result<ExitCode> {
-    let (folder, ending) = match args.resume {
-        Some(folder) => {
-            let folder = match folder {
-                Some(folder) => folder,
-                None => run::latest(&args.root)?,
-            };
-            let ending = run::resume(&folder, args.peer_python)?;
-            (folder, ending)
-        }
-        None => {
-            let request = Request {
-                names: args.names,
-                mode: if args.full { Mode::Full } else { Mode::Quick },
-                seeds: args.seeds,
-                device: args.device,
-                threads: args.threads,
-                peers: args.peer_python.is_some(),
-                peer_python: args.peer_python,
-                shard: args.shard,
-            };
-            run::start(&args.root, &request)?
-        }
+    let (folder, ending) = if let Some(folder) = args.resume {
+        let folder = if folder == Path::new("latest") { run::latest(&args.root)? } else { folder };
+        let ending = run::resume(&folder, args.peer_python)?;
+        (folder, ending)
+    } else {
+        let request = Request {
+            names: args.names,
+            mode: if args.full { Mode::Full } else { Mode::Quick },
+            seeds: args.seeds,
+            device: args.device,
+            threads: args.threads,
+            peers: args.peer_python.is_some(),
+            peer_python: args.peer_python,
+            shard: args.shard,
+        };
+        run::start(&args.root, &request)?
     };
     Ok(match ending {
         Ending::Done => {
@@ -229,7 +223,8 @@ fn list(json: bool) -> Result<()> {
         serde_json::to_string_pretty(&specs.iter().map(row).collect::<Vec<_>>())? + "\n"
     } else {
         let data = |s: &Spec| if s.data.is_empty() { "none".to_owned() } else { s.data.join(", ") };
-        specs.iter().map(|s| format!("{:<16} {:<10} {} (data: {})\n", s.name, s.krate, s.title, data(s))).collect()
+        let row = |s: &Spec| format!("{:<16} {:<10} {} (data: {})\n", s.name, s.krate, s.title, data(s));
+        specs.iter().map(row).collect::<Vec<_>>().concat()
     };
     match std::io::stdout().write_all(text.as_bytes()) {
         // Whoever reads has seen enough.

@@ -59,6 +59,9 @@ impl Outcome {
     }
 }
 
+/// Outcomes by arm.
+pub type Outcomes = Vec<(String, Outcome)>;
+
 /// How an experiment runs.
 #[derive(Debug, Clone, Copy)]
 pub enum Body {
@@ -66,7 +69,7 @@ pub enum Body {
     PerArm(fn(&Context, arm: &str, seed: u64) -> Result<Outcome>),
     /// All arms together, interleaved: timings. One outcome an arm, in the spec's order; a missing arm
     /// (a peer that isn't installed) is left out.
-    Together(fn(&Context, seed: u64) -> Result<Vec<(String, Outcome)>>),
+    Together(fn(&Context, seed: u64) -> Result<Outcomes>),
 }
 
 /// An experiment: its description and how it runs.

@@ -72,6 +72,15 @@ pub struct Cost {
     pub peak_mib: f64,
 }
 
+impl Cost {
+    /// The cost of one of `n` arms that ran together.
+    #[must_use]
+    pub fn shared_by(self, n: usize) -> Self {
+        let n = n.max(1) as f64;
+        Self { wall_s: self.wall_s / n, cpu_s: self.cpu_s / n, ..self }
+    }
+}
+
 /// One line of the results file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -242,7 +251,7 @@ pub fn measure<T>(work: impl FnOnce() -> T) -> (T, Cost) {
     let value = work();
     let cost = Cost {
         wall_s: wall.elapsed().as_secs_f64(),
-        cpu_s: (processor_time() - cpu).as_secs_f64(),
+        cpu_s: processor_time().saturating_sub(cpu).as_secs_f64(),
         peak_mib: if resets { peak_mib().unwrap_or(0.0) } else { 0.0 },
     };
     (value, cost)

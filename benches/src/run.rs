@@ -1,6 +1,6 @@
 //! Crosses seeds with arms, writes results at once, continues where it was stopped.
 
-use crate::experiment::{Body, Context, Experiment, Interrupted, Outcome, select};
+use crate::experiment::{Body, Context, Experiment, Interrupted, Outcomes, select};
 use crate::record::{Meta, Provenance, Record, Results, Skipped, measure, now};
 use crate::spec::Mode;
 use anyhow::{Context as _, Result, bail};
@@ -58,7 +58,7 @@ pub fn start(root: &Path, request: &Request) -> Result<(PathBuf, Ending)> {
     let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(now()));
     let mut name = format!("{}-{}", time.to_string().trim_end_matches('Z').replace(':', "-"), request.mode.name());
     if let Some((i, n)) = request.shard {
-        name.push_str(&format!("-shard{i}of{n}"));
+        name = format!("{name}-shard{i}of{n}");
     }
     let folder = (0..100)
         .map(|i| root.join(if i == 0 { name.clone() } else { format!("{name}.{i}") }))
@@ -175,7 +175,7 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
         let provenance = Provenance { threads: context.threads, ..here.clone() };
         let (outcomes, cost) = measure(|| execute(&context, &unit));
         let outcomes = match outcomes {
-            Ok(outcomes) => outcomes.into_iter().map(|(arm, outcome)| (arm, Ok(outcome))).collect(),
+            Ok(outcomes) => outcomes.into_iter().map(|(arm, outcome)| (arm, Ok(outcome))).collect::<Vec<_>>(),
             Err(error) if error.is::<Interrupted>() => {
                 bar.abandon();
                 return Ok(Ending::Interrupted);
@@ -183,13 +183,18 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
             Err(error) => {
                 bar.println(format!("{} failed: {error:#}", unit.experiment.spec.name));
                 failures += 1;
-                let arm = unit.arm.unwrap_or(&unit.experiment.spec.arms[0].name);
-                vec![(arm.to_owned(), Err(error))]
+                // Together they ran, together they failed.
+                let message = format!("{error:#}");
+                let arms = unit.experiment.spec.arms.iter().map(|a| a.name.as_str());
+                let failed: Vec<&str> = unit.arm.map_or_else(|| arms.collect(), |arm| vec![arm]);
+                failed.into_iter().map(|arm| (arm.to_owned(), Err(anyhow::anyhow!(message.clone())))).collect()
             }
         };
+        // An interleaved run can't tell what each arm cost: every arm gets its share.
+        let share = cost.shared_by(outcomes.len());
         for (arm, outcome) in outcomes {
             let key = (unit.experiment.spec.name.as_str(), arm.as_str(), unit.seed);
-            results.append(&Record::new(key, meta.mode, outcome, cost, &provenance))?;
+            results.append(&Record::new(key, meta.mode, outcome, share, &provenance))?;
         }
         bar.inc(1);
         if INTERRUPTED.load(Ordering::Relaxed) {
@@ -201,7 +206,7 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
     Ok(if failures == 0 { Ending::Done } else { Ending::Failed(failures) })
 }
 
-fn execute(context: &Context, unit: &Unit<'_>) -> Result<Vec<(String, Outcome)>> {
+fn execute(context: &Context, unit: &Unit<'_>) -> Result<Outcomes> {
     match (unit.experiment.body, unit.arm) {
         (Body::PerArm(run), Some(arm)) => Ok(vec![(arm.to_owned(), run(context, arm, unit.seed)?)]),
         (Body::Together(run), _) => run(context, unit.seed),

@@ -1,6 +1,6 @@
 //! Interleaved timings: A B A B, so that a busy machine slows both sides alike.
 
-use crate::experiment::{Context, Outcome};
+use crate::experiment::{Context, Outcome, Outcomes};
 use anyhow::Result;
 use std::time::Instant;
 
@@ -36,7 +36,7 @@ pub fn interleave(
     metric: &str,
     rounds: usize,
     candidates: &mut [Candidate<'_>],
-) -> Result<Vec<(String, Outcome)>> {
+) -> Result<Outcomes> {
     let mut samples = vec![Vec::with_capacity(rounds); candidates.len()];
     for round in 0..=rounds {
         for (candidate, samples) in candidates.iter_mut().zip(&mut samples) {

@@ -145,7 +145,12 @@ fn ratios(experiment: &ExperimentResult) -> Option<Figure> {
         let estimate = result.estimate.as_ref()?;
         let role = experiment.spec.arm(&claim.arm).map_or(Role::Method, |arm| arm.role);
         Some(Row {
-            label: view::comparison(experiment, claim),
+            // With one metric its name in every row says nothing.
+            label: if experiment.spec.metrics.len() > 1 {
+                view::comparison(experiment, claim)
+            } else {
+                view::sides(experiment, claim)
+            },
             numbers: format!(
                 "{} {} ({kind} {})",
                 view::symbol(result.verdict),

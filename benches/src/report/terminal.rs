@@ -159,7 +159,6 @@ fn table<'a>(header: impl Iterator<Item = &'a str>) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_style(TableComponent::HeaderLines, '─');
-    table.set_style(TableComponent::MiddleHeaderIntersections, '─');
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
     table.set_header(header.map(|text| Cell::new(text).add_attribute(Attribute::Bold)));
     for column in table.column_iter_mut() {
@@ -184,7 +183,7 @@ fn color(verdict: Verdict) -> Option<Color> {
 /// Text without line breaks and without control characters, which could drive the terminal.
 fn one_line(text: &str) -> String {
     let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    clean.split_whitespace().collect::<Vec<_>>().join(" ")
+    clean.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// Writes a line of prose, broken between words.

@@ -114,12 +114,12 @@ pub(super) fn role(role: Role) -> &'static str {
 /// What is compared: `Target accuracy: SAM vs ERM`.
 pub(super) fn comparison(experiment: &ExperimentResult, claim: &Claim) -> String {
     let metric = experiment.spec.metric(&claim.metric).map_or(claim.metric.as_str(), |m| &m.label);
-    format!(
-        "{}: {} vs {}",
-        capitalized(metric),
-        arm_label(experiment, &claim.arm),
-        arm_label(experiment, &claim.reference)
-    )
+    format!("{}: {}", capitalized(metric), sides(experiment, claim))
+}
+
+/// The arms of a comparison: `SAM vs ERM`.
+pub(super) fn sides(experiment: &ExperimentResult, claim: &Claim) -> String {
+    format!("{} vs {}", arm_label(experiment, &claim.arm), arm_label(experiment, &claim.reference))
 }
 
 /// Unit of a difference: that of a percentage is the percentage point.

@@ -145,6 +145,7 @@ impl Error {
         Error::Closure(error.into())
     }
 
+    #[allow(clippy::needless_pass_by_value)] // a literal or a number at every call
     pub(crate) fn invalid(field: &str, expected: impl Into<String>, got: impl ToString) -> Self {
         Error::InvalidConfig { field: field.into(), expected: expected.into(), got: got.to_string() }
     }

@@ -368,13 +368,12 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     ) -> Result<(SamStats, ParamVec)> {
         let perturbs = self.perturbs()?;
         let mut stats = self.blank_stats(perturbs);
-        let sweeps = match self.sam().scope {
-            PerturbScope::PerMicroBatch if perturbs => (0..n).map(|micro| micro..micro + 1).collect::<Vec<_>>(),
-            _ => vec![0..n],
-        };
-        let share = 1.0 / sweeps.len() as f64;
+        // Micro-batches that share one perturbation.
+        let size = if perturbs && self.sam().scope == PerturbScope::PerMicroBatch { 1 } else { n };
+        let share = size as f64 / n as f64;
         let mut total: Option<ParamVec> = None;
-        for micros in sweeps {
+        for start in (0..n).step_by(size) {
+            let micros = start..start + size;
             let gradient = self.sweep(micros, scale.unwrap_or(1.0), share, perturbs, scope, closure, &mut stats)?;
             if share < 1.0 {
                 gradient.scale(share)?;

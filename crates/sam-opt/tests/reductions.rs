@@ -56,7 +56,7 @@ fn five(step: impl Fn(&Model) -> Box<dyn FnMut() -> SamStats + '_>) -> Vec<Vec<u
     model.bits()
 }
 
-fn sam(config: SamConfig) -> Vec<Vec<u64>> {
+fn sam(config: &SamConfig) -> Vec<Vec<u64>> {
     five(|m| {
         let mut sam = Sam::new(m.groups(), Adam::new(1e-2), config.clone()).unwrap();
         Box::new(move || sam.step(m.closure()).unwrap())
@@ -91,12 +91,12 @@ fn base_only() -> Vec<Vec<u64>> {
 
 #[test]
 fn rho_zero_is_the_base_optimizer_bit_for_bit() {
-    assert_eq!(sam(SamConfig::sam(0.0)), base_only());
+    assert_eq!(sam(&SamConfig::sam(0.0)), base_only());
 }
 
 #[test]
 fn a_positive_rho_is_not_the_base_optimizer() {
-    assert_ne!(sam(SamConfig::sam(0.05)), base_only());
+    assert_ne!(sam(&SamConfig::sam(0.05)), base_only());
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn gsam_with_alpha_zero_is_sam_bit_for_bit() {
         let mut gsam = Gsam::new(m.groups(), Adam::new(1e-2), config).unwrap();
         Box::new(move || gsam.step(m.closure()).unwrap())
     });
-    assert_eq!(gsam, sam(SamConfig::sam(0.1)));
+    assert_eq!(gsam, sam(&SamConfig::sam(0.1)));
 }
 
 #[test]
@@ -119,8 +119,8 @@ fn asam_with_unit_scaling_is_sam_bit_for_bit() {
         let mut sam = Sam::new(groups, Adam::new(1e-2), config.clone()).unwrap();
         Box::new(move || sam.step(m.closure()).unwrap())
     });
-    assert_eq!(off, sam(SamConfig::sam(0.1)));
-    assert_ne!(sam(config), sam(SamConfig::sam(0.1)));
+    assert_eq!(off, sam(&SamConfig::sam(0.1)));
+    assert_ne!(sam(&config), sam(&SamConfig::sam(0.1)));
 }
 
 #[test]
@@ -204,6 +204,6 @@ fn m_sharpness_is_the_mean_of_the_micro_batches_own_sam_gradients() {
 
 #[test]
 fn asam_scope_all_differs_from_weights_by_the_biases() {
-    let with = |scope| sam(SamConfig { adaptive: Some(AsamConfig { eta: 0.01, scope }), ..SamConfig::sam(0.5) });
+    let with = |scope| sam(&SamConfig { adaptive: Some(AsamConfig { eta: 0.01, scope }), ..SamConfig::sam(0.5) });
     assert_ne!(with(AsamScope::All), with(AsamScope::Weights));
 }

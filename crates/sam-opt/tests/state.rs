@@ -3,6 +3,7 @@
 
 mod common;
 use common::{batch, bits, group, leaf, quadratic, values};
+use sam_opt::tensor::checkpoint::NameMap;
 use sam_opt::tensor::nn::{Mlp, MlpConfig};
 use sam_opt::tensor::tch::{Device, Kind, Tensor, nn::VarStore};
 use sam_opt::tensor::{Seed, StateDict};
@@ -64,7 +65,7 @@ impl<R: Rule> Run<R> {
         whole.steps(10);
 
         let mut resumed = Self::new(config);
-        let report = StateDict::load(&weights).unwrap().copy_into(&resumed.store, &Default::default()).unwrap();
+        let report = StateDict::load(&weights).unwrap().copy_into(&resumed.store, &NameMap::default()).unwrap();
         assert!(report.missing.is_empty() && report.unexpected.is_empty());
         resumed.optimizer.load_state_dict(&StateDict::load(&state).unwrap()).unwrap();
         assert_eq!(resumed.optimizer.step_count(), 7);

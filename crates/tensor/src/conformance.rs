@@ -71,9 +71,12 @@ pub struct Finding {
     pub seen: String,
 }
 
+/// A check: the message says what was seen.
+type Check = fn() -> Result<(), String>;
+
 /// Runs every check and returns those that failed.
 pub fn findings<S: Subject>() -> Vec<Finding> {
-    let checks: [(&'static str, fn() -> Result<(), String>); 6] = [
+    let checks: [(&'static str, Check); 6] = [
         ("config_round_trip", config_round_trip::<S>),
         ("unknown_field", unknown_field::<S>),
         ("invalid_values", invalid_values::<S>),

@@ -119,6 +119,7 @@ pub enum Error {
 
 impl Error {
     /// An argument outside its domain: `name` must be `expected`, but it is `got`.
+    #[allow(clippy::needless_pass_by_value)] // a literal at every call
     pub fn invalid(name: impl Into<String>, expected: impl Into<String>, got: impl ToString) -> Self {
         Error::InvalidArgument { name: name.into(), expected: expected.into(), got: got.to_string() }
     }

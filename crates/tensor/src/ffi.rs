@@ -1,10 +1,9 @@
 //! The dynamic loader.
 #![allow(unsafe_code)]
 
-use std::path::Path;
-
 /// Opens a shared library with global symbol visibility and leaves it open for the life of the process.
-pub(crate) fn open_globally(path: &Path) -> Result<(), String> {
+#[cfg(feature = "torch")]
+pub(crate) fn open_globally(path: &std::path::Path) -> Result<(), String> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
     // SAFETY: opening runs the library's initializers. It is libtorch's own CUDA half, from the same folder
     // and so of the same version as the libtorch in use; the handle is leaked, so nothing is ever unloaded.

@@ -119,6 +119,8 @@ pub(crate) fn reduce<const N: usize, const K: usize>(
                 }
             }
         }
+        // Indexed because the N slices run in step.
+        #[allow(clippy::needless_range_loop)]
         for i in whole..length {
             let terms = f(tensor, std::array::from_fn(|n| slices[n][i]));
             for k in 0..K {

@@ -1,6 +1,6 @@
 //! What tch's `nn` lacks: a multi-layer perceptron from a list of widths, and RMS normalization.
 //!
-//! Initial weights come from a [`Seed`](crate::Seed), not from libtorch's global stream, so that paired
+//! Initial weights come from a [`Seed`], not from libtorch's global stream, so that paired
 //! comparisons start from the same point whatever ran before.
 
 use crate::{Error, Result, Seed};

@@ -34,9 +34,9 @@ impl ParamSet {
         if tensors.is_empty() {
             return Err(Error::EmptyParamSet);
         }
-        let mut seen = BTreeMap::new();
+        let mut seen = HashSet::new();
         for name in &names {
-            if seen.insert(name, ()).is_some() {
+            if !seen.insert(name) {
                 return Err(Error::DuplicateParam { name: name.clone(), other: name.clone() });
             }
         }

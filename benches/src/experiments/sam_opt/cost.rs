@@ -1,7 +1,7 @@
 //! What a step costs over the base optimizer's, and how much of it is vector work.
 
 use super::nets::{LARGE, Model, Net, SMALL};
-use crate::experiment::{Body, Context, Experiment, Outcome};
+use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::Result;
@@ -89,9 +89,9 @@ pub(super) fn experiment() -> Experiment {
     }
 }
 
-fn run(context: &Context, _seed: u64) -> Result<Vec<(String, Outcome)>> {
+fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let rounds = match context.mode {
-        Mode::Quick => 5,
+        Mode::Quick => 7,
         Mode::Full => 20,
     };
     let mut outcomes = time(context, &SMALL, 2 * rounds)?;
@@ -99,7 +99,7 @@ fn run(context: &Context, _seed: u64) -> Result<Vec<(String, Outcome)>> {
     Ok(outcomes)
 }
 
-fn time(context: &Context, net: &Net, rounds: usize) -> Result<Vec<(String, Outcome)>> {
+fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
     let models: Vec<Model> = (0..6).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
     let base = || Sgd::with_momentum(0.01, 0.9);
     let arm = |key: &str| format!("{key} {}", net.name);

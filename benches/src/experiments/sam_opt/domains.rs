@@ -60,12 +60,17 @@ const ORACLE: Method = Method::Sam { rho: 0.5 };
 
 fn metrics(held_out: &[&str]) -> Vec<Metric> {
     use Direction::{Higher, Lower, Neither};
-    let mut metrics = vec![Metric::new("accuracy", "held-out accuracy", "%", Higher, 1)];
-    let per = |name: &&str| Metric::new(&format!("accuracy {name}"), &format!("{name} held out"), "%", Higher, 1);
+    let mut metrics = vec![Metric::new("accuracy", "held-out accuracy", "%", Higher, 2)];
+    let title = |name: &str| match name {
+        "mnist" => "MNIST held out".to_owned(),
+        "mfeat" => "Multiple features held out".to_owned(),
+        other => format!("{other} held out"),
+    };
+    let per = |name: &&str| Metric::new(&format!("accuracy {name}"), &title(name), "%", Higher, 2);
     metrics.extend(held_out.iter().map(per));
     metrics.extend([
-        Metric::new("validation", "source validation", "%", Higher, 1),
-        Metric::new("worst source", "worst source domain", "%", Higher, 1),
+        Metric::new("validation", "source validation", "%", Higher, 2),
+        Metric::new("worst source", "worst source domain", "%", Higher, 2),
         Metric::new("ascent sharpness", "sharpness along the gradient", "nats", Lower, 3),
         Metric::new("random sharpness", "mean over random directions", "nats", Lower, 3),
         Metric::new("worst sharpness", "maximum over random directions", "nats", Lower, 3),

@@ -1,7 +1,7 @@
 //! The Python peer: `pytorch_optimizer`'s SAM on PyTorch, in a process of its own, interleaved with ours.
 
 use super::nets::{LARGE, Model, Net, SMALL};
-use crate::experiment::{Body, Context, Experiment, Outcome};
+use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::{Context as _, Result, bail};
@@ -124,7 +124,7 @@ impl Drop for Peer {
     }
 }
 
-fn run(context: &Context, _seed: u64) -> Result<Vec<(String, Outcome)>> {
+fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let python = context.peer_python.as_deref().context(
         "the peers' Python isn't known: use `cargo xtask bench --peers`, which makes its virtual environment",
     )?;
@@ -136,7 +136,7 @@ fn run(context: &Context, _seed: u64) -> Result<Vec<(String, Outcome)>> {
     Ok(outcomes)
 }
 
-fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Vec<(String, Outcome)>> {
+fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Outcomes> {
     let rounds = match context.mode {
         Mode::Quick => 8,
         Mode::Full => 20,

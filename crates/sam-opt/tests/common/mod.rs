@@ -2,7 +2,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use sam_opt::tensor::tch::{Kind, Tensor, no_grad};
-use sam_opt::{ParamGroup, Pass, Result};
+use sam_opt::{ParamGroup, Pass};
 
 /// A trainable vector.
 pub fn leaf(values: &[f64], kind: Kind) -> Tensor {
@@ -50,10 +50,9 @@ impl Trace {
         Self { kinds: Vec::new(), points: Vec::new() }
     }
 
-    pub fn record(&mut self, pass: &Pass<'_>, w: &Tensor) -> Result<()> {
+    pub fn record(&mut self, pass: &Pass<'_>, w: &Tensor) {
         self.kinds.push(pass.kind);
         self.points.push(values(w));
-        Ok(())
     }
 }
 

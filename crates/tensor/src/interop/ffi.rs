@@ -13,7 +13,7 @@ use tch::{Device, Tensor};
 ///
 /// # Errors
 /// [`Error::Kind`] when the element type isn't `T`, [`Error::InvalidArgument`] when the tensor isn't
-/// contiguous on the CPU: take [`to_array`] then.
+/// contiguous on the CPU: take [`to_array`](crate::interop::to_array) then.
 pub unsafe fn view<T: Scalar>(tensor: &Tensor) -> Result<ArrayViewD<'_, T>> {
     check_kind::<T>(tensor)?;
     if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
