@@ -35,9 +35,15 @@ enum Command {
         /// Folder that holds the runs.
         #[arg(long, default_value = "target/bench")]
         root: PathBuf,
-        /// The committed results that quick runs are shown beside.
-        #[arg(long, default_value = "docs/results/results.jsonl")]
+        /// The folder of the committed results, which quick runs are shown beside.
+        #[arg(long, default_value = "docs/results")]
         committed: PathBuf,
+        /// Takes these full runs into the committed results and into the README's table.
+        #[arg(long)]
+        snapshot: bool,
+        /// The README with the table.
+        #[arg(long, default_value = "README.md")]
+        readme: PathBuf,
     },
     /// Lists the experiments.
     List {
@@ -111,8 +117,13 @@ pub fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Run(args) => start_or_resume(args),
-        Command::Report { folders, out, root, committed } => {
+        Command::Report { folders, out, root, committed, snapshot, readme } => {
             let folders = if folders.is_empty() { vec![run::latest(&root)?] } else { folders };
+            if snapshot {
+                let (metas, records) = read(&folders)?;
+                let old = (run::read_meta(&committed).ok(), read_records(&committed.join(RESULTS))?);
+                crate::snapshot::write(&committed, &readme, &metas, &records, old)?;
+            }
             write_report(&folders, out.as_deref(), &committed)?;
             Ok(ExitCode::SUCCESS)
         }
@@ -189,13 +200,11 @@ fn read_records(path: &Path) -> Result<Vec<Record>> {
 }
 
 /// The analysis of the committed full run, if there is one.
-fn committed_analysis(path: &Path) -> Result<Option<Analysis>> {
-    let records = read_records(path)?;
-    let meta_path = path.with_file_name(META);
-    if records.is_empty() || !meta_path.exists() {
+fn committed_analysis(folder: &Path) -> Result<Option<Analysis>> {
+    let records = read_records(&folder.join(RESULTS))?;
+    if records.is_empty() || !folder.join(META).exists() {
         return Ok(None);
     }
-    let folder = path.parent().context("a results file lies in a folder")?;
     Ok(Some(analyse(&all(), &[run::read_meta(folder)?], &records)))
 }
 

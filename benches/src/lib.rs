@@ -17,5 +17,11 @@ pub mod record;
 
 pub mod report;
 pub mod run;
+pub mod snapshot;
 pub mod spec;
 pub mod timing;
+
+/// The examples of the workspace's README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

@@ -93,7 +93,7 @@ pub(crate) struct ReportArgs {
     /// Open the report in a browser.
     #[arg(long)]
     open: bool,
-    /// Copy the report as Markdown, and the results, to docs/results/.
+    /// Take these full runs into the committed results (docs/results) and into the table of the README.
     #[arg(long)]
     snapshot: bool,
 }
@@ -140,9 +140,12 @@ impl<'a> Benchmark<'a> {
         serde_json::from_slice(&output.stdout).context("`tessera-bench list --json` printed what can't be read")
     }
 
-    fn report(&self, runs: &[PathBuf]) -> Result<()> {
+    fn report(&self, runs: &[PathBuf], snapshot: bool) -> Result<()> {
         let mut command = self.command(&["report"]);
         command.args(runs);
+        if snapshot {
+            command.arg("--snapshot");
+        }
         let status = run_forwarding(&mut command)?;
         if !status.success() {
             bail!("`tessera-bench report` failed ({status})");
@@ -221,7 +224,7 @@ pub(crate) fn bench(places: &Places, args: &BenchArgs) -> Result<ExitCode> {
         Some(code) => return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
     }
     let run = run.with_context(|| format!("there is no run in {}", places.runs().display()))?;
-    benchmark.report(std::slice::from_ref(&run.folder))?;
+    benchmark.report(std::slice::from_ref(&run.folder), false)?;
     let page = run.folder.join("report.html");
     println!("report: {}", page.display());
     if args.open {
@@ -234,14 +237,10 @@ pub(crate) fn bench(places: &Places, args: &BenchArgs) -> Result<ExitCode> {
 pub(crate) fn report(places: &Places, args: &ReportArgs) -> Result<()> {
     let runs = chosen_runs(places, &args.runs)?;
     let benchmark = Benchmark::build(places)?;
-    benchmark.report(&runs)?;
+    benchmark.report(&runs, args.snapshot)?;
     // Where several runs are merged, the report lies in the first.
     let page = runs[0].join("report.html");
     println!("report: {}", page.display());
-    if args.snapshot {
-        let folder = snapshot(places, &runs[0])?;
-        println!("snapshot: {}", folder.display());
-    }
     if args.open {
         open(places, &page);
     }
@@ -267,19 +266,6 @@ fn chosen_runs(places: &Places, names: &[String]) -> Result<Vec<PathBuf>> {
         Ok(std::path::absolute(folder)?)
     });
     found.collect()
-}
-
-/// The report's Markdown and its results, for the repository.
-fn snapshot(places: &Places, run: &Path) -> Result<PathBuf> {
-    let folder = places.root.join("docs/results");
-    fs::create_dir_all(&folder).with_context(|| format!("{} can't be made", folder.display()))?;
-    for name in ["report.md", "results.jsonl", "meta.json"] {
-        let from = run.join(name);
-        if from.exists() {
-            fs::copy(&from, folder.join(name)).with_context(|| format!("{} can't be copied", from.display()))?;
-        }
-    }
-    Ok(folder)
 }
 
 /// A run on the disk.

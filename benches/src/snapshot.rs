@@ -1,0 +1,198 @@
+//! The committed results: `docs/results/` and the table of methods in the README.
+//!
+//! A snapshot takes over the experiments of the given full runs and keeps all others as they were, so that one
+//! crate's results can be renewed without running everything.
+
+use crate::analysis::{Analysis, ExperimentResult, analyse};
+use crate::experiment::all;
+use crate::record::{Meta, Record};
+use crate::report;
+use crate::run::{META, RESULTS};
+use crate::spec::Mode;
+use anyhow::{Context as _, Result, bail};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+const BEGIN: &str = "<!-- results:begin -->\n";
+const END: &str = "<!-- results:end -->";
+
+/// A row of the README's table: a method and the comparison that speaks for (or against) it.
+struct Row {
+    method: &'static str,
+    krate: &'static str,
+    purpose: &'static str,
+    page: &'static str,
+    /// Experiment and claim whose estimate is shown.
+    evidence: (&'static str, &'static str),
+    provenance: &'static str,
+}
+
+/// The methods that exist.
+const ROWS: [Row; 4] = [
+    Row {
+        method: "SAM",
+        krate: "sam-opt",
+        purpose: "flat minima; data that shift between training and use",
+        page: "sam.md",
+        evidence: ("handwriting3", "sam-beats-erm"),
+        provenance: "prior work",
+    },
+    Row {
+        method: "ASAM",
+        krate: "sam-opt",
+        purpose: "SAM with a radius relative to each weight",
+        page: "sam.md",
+        evidence: ("handwriting3", "asam-no-worse"),
+        provenance: "prior work",
+    },
+    Row {
+        method: "GSAM",
+        krate: "sam-opt",
+        purpose: "SAM that also narrows the gap to the perturbed loss",
+        page: "sam.md",
+        evidence: ("handwriting3", "gsam-no-worse"),
+        provenance: "prior work",
+    },
+    Row {
+        method: "SAGM",
+        krate: "sam-opt",
+        purpose: "SAM that matches both gradients",
+        page: "sam.md",
+        evidence: ("handwriting3", "sagm-no-worse"),
+        provenance: "prior work",
+    },
+];
+
+/// Writes the snapshot below `folder` and the table in `readme`.
+///
+/// # Errors
+/// For quick runs, files that can't be written, a README without the two markers.
+pub fn write(
+    folder: &Path,
+    readme: &Path,
+    metas: &[Meta],
+    records: &[Record],
+    old: (Option<Meta>, Vec<Record>),
+) -> Result<()> {
+    if let Some(meta) = metas.iter().find(|m| m.mode != Mode::Full) {
+        bail!("A snapshot is made of full runs, but one of these is a {} run: use --full.", meta.mode.name());
+    }
+    let renewed: BTreeSet<&str> = records.iter().map(|r| r.experiment.as_str()).collect();
+    let (old_meta, old_records) = old;
+    let mut merged: Vec<Record> =
+        old_records.into_iter().filter(|r| !renewed.contains(r.experiment.as_str())).collect();
+    merged.extend(records.iter().filter(|r| r.error.is_none()).cloned());
+    merged.sort_by_key(Record::key);
+    let mut meta = metas.first().context("a snapshot needs a run")?.clone();
+    // It is a merge of runs: what a single one was asked for doesn't describe it.
+    meta.names = Vec::new();
+    meta.seeds = None;
+    meta.shard = None;
+    let before = old_meta.into_iter().flat_map(|m| m.skipped).filter(|s| !renewed.contains(s.experiment.as_str()));
+    meta.skipped = metas.iter().flat_map(|m| m.skipped.clone()).chain(before).collect();
+    meta.skipped.dedup();
+
+    std::fs::create_dir_all(folder).with_context(|| format!("{} can't be made", folder.display()))?;
+    let analysis = analyse(&all(), std::slice::from_ref(&meta), &merged);
+    let mut lines = String::new();
+    for record in &merged {
+        lines.push_str(&serde_json::to_string(record)?);
+        lines.push('\n');
+    }
+    let table = table(&analysis);
+    let text = std::fs::read_to_string(readme).with_context(|| format!("{} can't be read", readme.display()))?;
+    let text = replace_between(&text, &table)
+        .with_context(|| format!("{} lacks the markers {BEGIN}and {END}", readme.display()))?;
+    for (path, text) in [
+        (folder.join(RESULTS), lines),
+        (folder.join(META), serde_json::to_string_pretty(&meta)? + "\n"),
+        (folder.join("README.md"), report::markdown(&analysis)),
+        (readme.to_owned(), text),
+    ] {
+        std::fs::write(&path, text).with_context(|| format!("{} can't be written", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The README's rows.
+fn table(analysis: &Analysis) -> String {
+    let line = |row: &Row| {
+        let (experiment, claim) = row.evidence;
+        let found = analysis.experiments.iter().find(|e| e.spec.name == experiment);
+        let effect = found.and_then(|e| effect(e, claim)).unwrap_or_else(|| "not run".to_owned());
+        let Row { method, krate, purpose, page, provenance, .. } = row;
+        format!("| [{method}](docs/methods/{page}) | `{krate}` | {purpose} | {effect} | {provenance} |\n")
+    };
+    ROWS.iter().map(line).collect::<Vec<_>>().concat()
+}
+
+/// A claim's estimate in words.
+fn effect(experiment: &ExperimentResult, claim: &str) -> Option<String> {
+    let result = experiment.claims.iter().find(|c| c.claim.name == claim)?;
+    let estimate = result.estimate?;
+    let (low, high) = estimate.interval?;
+    let reference = experiment.spec.arm(&result.claim.reference)?;
+    let title = experiment.spec.title.split(',').next().unwrap_or(&experiment.spec.title);
+    Some(format!(
+        "{title}: {:+.2} points against {} [{low:.2}, {high:.2}], {}",
+        estimate.value,
+        reference.label,
+        result.verdict.text()
+    ))
+}
+
+fn replace_between(text: &str, rows: &str) -> Option<String> {
+    let start = text.find(BEGIN)? + BEGIN.len();
+    let end = start + text[start..].find(END)?;
+    Some(format!("{}{rows}{}", &text[..start], &text[end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::Outcome;
+    use crate::record::{Cost, Provenance};
+
+    fn meta(mode: Mode) -> Meta {
+        Meta {
+            mode,
+            names: vec![],
+            seeds: None,
+            peers: false,
+            device: "cpu".into(),
+            shard: None,
+            threads: 1,
+            started: 0,
+            skipped: vec![],
+        }
+    }
+
+    fn record(experiment: &str, arm: &str, seed: u64, accuracy: f64) -> Record {
+        let mut outcome = Outcome::default();
+        outcome.set("accuracy", accuracy);
+        Record::new((experiment, arm, seed), Mode::Full, Ok(outcome), Cost::default(), &Provenance::default())
+    }
+
+    #[test]
+    fn a_snapshot_renews_its_experiments_keeps_the_others_and_fills_the_readme() {
+        let folder = tempfile::tempdir().unwrap();
+        let readme = folder.path().join("README.md");
+        std::fs::write(&readme, format!("before\n{BEGIN}old row\n{END}\nafter\n")).unwrap();
+        let old = vec![record("rotated-mnist", "sam", 0, 1.0), record("handwriting3", "sam", 0, 2.0)];
+        let new: Vec<Record> = (0..6)
+            .flat_map(|s| {
+                let noise = s as f64 / 100.0;
+                [record("handwriting3", "sam", s, 52.0 + noise), record("handwriting3", "erm", s, 50.0)]
+            })
+            .collect();
+        let out = folder.path().join("results");
+        write(&out, &readme, &[meta(Mode::Full)], &new, (None, old)).unwrap();
+        let text = std::fs::read_to_string(&readme).unwrap();
+        assert!(text.starts_with("before\n") && text.ends_with("after\n") && !text.contains("old row"));
+        assert!(text.contains("+2.02 points against ERM (Adam) [2.01, 2.04], holds"), "{text}");
+        let (kept, _) = crate::record::parse(&std::fs::read_to_string(out.join(RESULTS)).unwrap()).unwrap();
+        assert_eq!(kept.len(), 13);
+        assert_eq!(kept.iter().filter(|r| r.experiment == "rotated-mnist").count(), 1);
+        assert!(write(&out, &readme, &[meta(Mode::Quick)], &new, (None, vec![])).is_err());
+    }
+}
