@@ -2,11 +2,12 @@
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use sam_opt::{Gsam, GsamConfig, ParamGroup, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use sam_opt::base::Slot;
+use sam_opt::{BaseOptimizer, Gsam, GsamConfig, ParamGroup, Sagm, SagmConfig, Sam, SamConfig, Sgd};
 use std::time::Duration;
-use tensor::Seed;
 use tensor::nn::{Mlp, MlpConfig};
 use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
+use tensor::{ParamSet, ParamVec, Seed};
 
 struct Problem {
     store: VarStore,
@@ -33,6 +34,17 @@ impl Problem {
     }
 }
 
+/// The base optimizer's own step, without any of our wrapper: what every cost is measured against.
+fn base_step(base: &mut Sgd, params: &ParamSet, gradient: &ParamVec) {
+    let slots: Vec<Slot<'_>> = params
+        .iter()
+        .zip(gradient.present())
+        .enumerate()
+        .map(|(index, ((name, param), grad))| Slot { index, name, param, grad, lr_scale: 1.0, weight_decay: None })
+        .collect();
+    base.step(&slots).expect("the shapes are the parameters' own");
+}
+
 fn step_cost(criterion: &mut Criterion) {
     let base = || Sgd::with_momentum(0.01, 0.9);
     for (net, widths) in [("small", &[64, 128, 128, 10][..]), ("large", &[784, 2048, 2048, 2048, 10][..])] {
@@ -40,8 +52,16 @@ fn step_cost(criterion: &mut Criterion) {
             let problem = Problem::new(widths, batch);
             let mut group = criterion.benchmark_group(format!("{net} net, batch {batch}"));
             group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+            let params = ParamSet::from_var_store(&problem.store).expect("the network has parameters");
+            let mut sgd = base();
+            group.bench_function(BenchmarkId::from_parameter("sgd"), |b| {
+                b.iter(|| {
+                    let gradient = params.gradient(&problem.loss()).expect("the loss depends on the parameters");
+                    base_step(&mut sgd, &params, &gradient);
+                });
+            });
             for (name, config) in
-                [("sgd", SamConfig::sam(0.0)), ("sam", SamConfig::sam(0.05)), ("asam", SamConfig::asam(0.5))]
+                [("sgd wrapped", SamConfig::sam(0.0)), ("sam", SamConfig::sam(0.05)), ("asam", SamConfig::asam(0.5))]
             {
                 let mut sam = Sam::new(problem.groups(), base(), config).expect("valid settings");
                 group.bench_function(BenchmarkId::from_parameter(name), |b| {

@@ -27,7 +27,8 @@ pub struct Estimate {
 pub enum Verdict {
     /// The whole interval is where the claim says.
     Holds,
-    /// The interval reaches over the margin: the effect doesn't show at this number of seeds.
+    /// The interval reaches over the margin: the effect doesn't show at this number of seeds. Or an arm failed on a
+    /// seed where the other ran, and the seeds that are left may be the easy ones.
     NotShown,
     /// The whole interval is on the other side.
     Contradicted,
@@ -86,6 +87,25 @@ pub struct ClaimResult {
     pub estimate: Option<Estimate>,
     /// The verdict.
     pub verdict: Verdict,
+    /// Failed runs of its two arms.
+    pub failed: usize,
+}
+
+impl ClaimResult {
+    /// The verdict in words, with the number of failed runs: `not shown (2 runs failed)`.
+    pub fn words(&self) -> String {
+        let verdict = self.verdict.text();
+        self.failures().map_or_else(|| verdict.to_owned(), |failures| format!("{verdict} ({failures})"))
+    }
+
+    /// `2 runs failed`, if any did.
+    pub fn failures(&self) -> Option<String> {
+        match self.failed {
+            0 => None,
+            1 => Some("1 run failed".to_owned()),
+            n => Some(format!("{n} runs failed")),
+        }
+    }
 }
 
 /// One arm of an experiment.
@@ -97,7 +117,8 @@ pub struct ArmResult {
     pub seeds: usize,
     /// Mean of every metric.
     pub metrics: BTreeMap<String, Estimate>,
-    /// Paired difference of every metric to the first arm (as it is, not turned).
+    /// Paired difference to the first arm (as it is, not turned) of every metric with one number a run. Metrics that
+    /// are measured by samples have ratios instead, between the arms of a claim only: others needn't be comparable.
     pub differences: BTreeMap<String, Estimate>,
     /// Mean wall time of a run, seconds.
     pub wall_s: f64,
@@ -185,7 +206,7 @@ fn examine(spec: &Spec, mode: Mode, planned: u64, records: &[&Record], skipped: 
 }
 
 fn arm_result(spec: &Spec, name: &str, records: &[&Record], first: &[&Record]) -> ArmResult {
-    let good: Vec<&&Record> = records.iter().filter(|r| r.error.is_none()).collect();
+    let good: Vec<&&Record> = records.iter().filter(|r| ran(r)).collect();
     let mean = |of: &dyn Fn(&Record) -> f64| good.iter().map(|r| of(r)).sum::<f64>() / good.len().max(1) as f64;
     let mut metrics = BTreeMap::new();
     let mut differences = BTreeMap::new();
@@ -194,7 +215,9 @@ fn arm_result(spec: &Spec, name: &str, records: &[&Record], first: &[&Record]) -
         if let Some(estimate) = estimate_mean(&values) {
             metrics.insert(metric.name.clone(), estimate);
         }
+        let sampled = records.iter().chain(first).any(|r| r.samples.contains_key(&metric.name));
         if name != spec.arms[0].name
+            && !sampled
             && let Some(estimate) = paired(&metric.name, records, first)
         {
             differences.insert(metric.name.clone(), estimate);
@@ -223,11 +246,16 @@ fn estimate_mean(values: &[f64]) -> Option<Estimate> {
     }
 }
 
-/// Values of a metric on the seeds that both sides have.
+fn ran(record: &Record) -> bool {
+    record.error.is_none()
+}
+
+/// Values of a metric on the seeds on which both sides ran.
 fn pairs(metric: &str, arm: &[&Record], reference: &[&Record]) -> (Vec<f64>, Vec<f64>) {
     arm.iter()
+        .filter(|a| ran(a))
         .filter_map(|a| {
-            let b = reference.iter().find(|r| r.seed == a.seed)?;
+            let b = reference.iter().find(|r| r.seed == a.seed && ran(r))?;
             Some((*a.metrics.get(metric)?, *b.metrics.get(metric)?))
         })
         .unzip()
@@ -250,8 +278,18 @@ fn claim_result(spec: &Spec, claim: &Claim, arm: &[&Record], reference: &[&Recor
         Test::RatioAtMost(_) | Test::SpeedupAtLeast(_) => true,
         _ => estimate.is_some_and(|e| e.n as u64 >= spec.seeds_for_verdict),
     };
-    let verdict = estimate.as_ref().map_or(Verdict::NoData, |e| verdict(claim.test, e, enough));
-    ClaimResult { claim: claim.clone(), estimate, verdict }
+    let verdict = match estimate.as_ref().map_or(Verdict::NoData, |e| verdict(claim.test, e, enough)) {
+        Verdict::Holds | Verdict::Contradicted if one_sided(arm, reference) => Verdict::NotShown,
+        other => other,
+    };
+    let failed = arm.iter().chain(reference).filter(|r| !ran(r)).count();
+    ClaimResult { claim: claim.clone(), estimate, verdict, failed }
+}
+
+/// Whether one side failed on a seed where the other ran: what is left is a selection that favours the side that
+/// fails.
+fn one_sided(arm: &[&Record], reference: &[&Record]) -> bool {
+    arm.iter().any(|a| reference.iter().any(|b| a.seed == b.seed && ran(a) != ran(b)))
 }
 
 /// Turns a difference so that positive is better.
@@ -267,7 +305,7 @@ fn turned(estimate: Estimate, metric: Option<&Metric>) -> Estimate {
 /// Ratio of medians of pooled timings, with its bootstrap interval.
 fn ratio(metric: &str, over: &[&Record], under: &[&Record]) -> Option<Estimate> {
     let pool = |records: &[&Record]| -> Vec<f64> {
-        records.iter().filter_map(|r| r.samples.get(metric)).flatten().copied().collect()
+        records.iter().filter(|r| ran(r)).filter_map(|r| r.samples.get(metric)).flatten().copied().collect()
     };
     let (a, b) = (pool(over), pool(under));
     let n = a.len().min(b.len());
@@ -276,43 +314,4 @@ fn ratio(metric: &str, over: &[&Record], under: &[&Record]) -> Option<Estimate> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn estimate(low: f64, high: f64) -> Estimate {
-        Estimate { value: f64::midpoint(low, high), interval: Some((low, high)), n: 10 }
-    }
-
-    #[test]
-    fn verdicts_follow_from_the_interval() {
-        use Verdict::{Contradicted, Holds, NotShown};
-        for (test, low, high, expected) in [
-            (Test::Superior(0.0), 0.1, 1.0, Holds),
-            (Test::Superior(0.0), -0.1, 1.0, NotShown),
-            (Test::Superior(0.0), -1.0, -0.1, Contradicted),
-            (Test::Superior(0.5), 0.1, 0.4, Contradicted),
-            (Test::NonInferior(0.5), -0.4, 0.1, Holds),
-            (Test::NonInferior(0.5), -0.6, 0.1, NotShown),
-            (Test::NonInferior(0.5), -0.9, -0.6, Contradicted),
-            (Test::Equivalent(0.5), -0.4, 0.4, Holds),
-            (Test::Equivalent(0.5), -0.4, 0.6, NotShown),
-            (Test::Equivalent(0.5), 0.6, 0.9, Contradicted),
-            (Test::RatioAtMost(2.0), 1.8, 1.9, Holds),
-            (Test::RatioAtMost(2.0), 1.9, 2.1, NotShown),
-            (Test::RatioAtMost(2.0), 2.1, 2.2, Contradicted),
-            (Test::SpeedupAtLeast(1.5), 1.6, 2.0, Holds),
-            (Test::SpeedupAtLeast(1.5), 1.4, 2.0, NotShown),
-            (Test::SpeedupAtLeast(1.5), 1.0, 1.4, Contradicted),
-        ] {
-            assert_eq!(verdict(test, &estimate(low, high), true), expected, "{test:?} [{low}, {high}]");
-        }
-    }
-
-    #[test]
-    fn few_seeds_give_no_verdict_however_clear_the_interval() {
-        assert_eq!(verdict(Test::Superior(0.0), &estimate(1.0, 2.0), false), Verdict::TooFewSeeds);
-        let single = Estimate { value: 1.0, interval: None, n: 1 };
-        assert_eq!(verdict(Test::Superior(0.0), &single, true), Verdict::TooFewSeeds);
-        assert_eq!(verdict(Test::Descriptive, &single, false), Verdict::Descriptive);
-    }
-}
+mod tests;

@@ -80,8 +80,15 @@ struct RunArgs {
     /// Only seeds of shard I of N (I/N, I from 1).
     #[arg(long, value_parser = shard)]
     shard: Option<(u64, u64)>,
-    /// Continues a run: its folder, or "latest" (the default).
-    #[arg(long, num_args = 0..=1, default_missing_value = "latest", value_name = "RUN", conflicts_with_all = ["seeds", "shard"])]
+    /// Continues a run as it was asked for: its folder, or "latest" (the default). Only --root and --peer-python,
+    /// which belong to the machine, can be given anew.
+    #[arg(
+        long,
+        num_args = 0..=1,
+        default_missing_value = "latest",
+        value_name = "RUN",
+        conflicts_with_all = ["names", "quick", "full", "seeds", "device", "shard", "threads"]
+    )]
     resume: Option<PathBuf>,
     /// Folder that holds the runs.
     #[arg(long, alias = "out", default_value = "target/bench")]
@@ -192,8 +199,8 @@ fn read(folders: &[PathBuf]) -> Result<(Vec<Meta>, Vec<Record>)> {
 }
 
 fn read_records(path: &Path) -> Result<Vec<Record>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(parse(&text).with_context(|| format!("{} is damaged", path.display()))?.0),
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(parse(&bytes).with_context(|| format!("{} is damaged", path.display()))?.0),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("{} can't be read", path.display())),
     }
@@ -239,5 +246,36 @@ fn list(json: bool) -> Result<()> {
         // Whoever reads has seen enough.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resume_refuses_what_it_would_ignore_and_takes_what_belongs_to_the_machine() {
+        let parses = |options: &[&str]| Cli::try_parse_from(["tessera-bench", "run"].iter().chain(options)).is_ok();
+        for options in [
+            &["handwriting3", "--resume"][..],
+            &["--resume", "latest", "handwriting3"],
+            &["--resume", "--full"],
+            &["--resume", "--quick"],
+            &["--resume", "--threads", "2"],
+            &["--resume", "--device", "cpu"],
+            &["--resume", "--seeds", "3"],
+            &["--resume", "--shard", "1/2"],
+        ] {
+            assert!(!parses(options), "{options:?}");
+        }
+        for options in [
+            &["--resume"][..],
+            &["--resume", "some/run"],
+            &["--resume", "--peer-python", "python"],
+            &["--resume", "some/run", "--peer-python", "python", "--root", "runs"],
+            &["handwriting3", "--full", "--seeds", "3", "--threads", "1", "--device", "cpu", "--shard", "1/2"],
+        ] {
+            assert!(parses(options), "{options:?}");
+        }
     }
 }

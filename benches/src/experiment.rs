@@ -67,8 +67,8 @@ pub type Outcomes = Vec<(String, Outcome)>;
 pub enum Body {
     /// Each arm by itself.
     PerArm(fn(&Context, arm: &str, seed: u64) -> Result<Outcome>),
-    /// All arms together, interleaved: timings. One outcome an arm, in the spec's order; a missing arm
-    /// (a peer that isn't installed) is left out.
+    /// All arms together, interleaved: timings. Returns every arm of the spec once, in any order; what can't run
+    /// fails for all of them.
     Together(fn(&Context, seed: u64) -> Result<Outcomes>),
 }
 

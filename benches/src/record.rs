@@ -2,7 +2,7 @@
 
 use crate::experiment::Outcome;
 use crate::spec::Mode;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -109,7 +109,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// A line from an outcome.
+    /// A line from an outcome. An outcome with a number that isn't finite is a failure that names it: JSON has no
+    /// such numbers, and no mean does anything with them.
     pub fn new(
         key: (&str, &str, u64),
         mode: Mode,
@@ -118,7 +119,7 @@ impl Record {
         provenance: &Provenance,
     ) -> Self {
         let (experiment, arm, seed) = key;
-        let (outcome, error) = match outcome {
+        let (outcome, error) = match outcome.and_then(finite) {
             Ok(outcome) => (outcome, None),
             Err(error) => (Outcome::default(), Some(format!("{error:#}"))),
         };
@@ -139,6 +140,15 @@ impl Record {
     /// Experiment, arm and seed.
     pub fn key(&self) -> (String, String, u64) {
         (self.experiment.clone(), self.arm.clone(), self.seed)
+    }
+}
+
+fn finite(outcome: Outcome) -> Result<Outcome> {
+    let metrics = outcome.metrics.iter().map(|(name, value)| (name, *value));
+    let samples = outcome.samples.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, *value)));
+    match metrics.chain(samples).find(|(_, value)| !value.is_finite()) {
+        Some((name, value)) => bail!("The metric \"{name}\" became {value}, and a finite number was expected."),
+        None => Ok(outcome),
     }
 }
 
@@ -193,54 +203,50 @@ impl Results {
     /// # Errors
     /// When the file can't be read or written, or a line that isn't the last one is damaged.
     pub fn open(path: &Path) -> Result<(Self, Vec<Record>)> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error).with_context(|| format!("{} can't be read", path.display())),
         };
-        let (records, whole) = parse(&text).with_context(|| format!("{} is damaged", path.display()))?;
+        let (records, whole) = parse(&bytes).with_context(|| format!("{} is damaged", path.display()))?;
         let file = OpenOptions::new()
             .create(true)
             .append(true)
             .open(path)
             .with_context(|| format!("{} can't be written", path.display()))?;
-        if whole < text.len() {
+        if whole < bytes.len() {
             file.set_len(whole as u64).with_context(|| format!("{} can't be repaired", path.display()))?;
         }
         Ok((Self { file, path: path.to_owned() }, records))
     }
 
-    /// Appends a line and waits until it is on the disk.
+    /// Appends lines in one write and waits until they are on the disk: what belongs together isn't torn apart by
+    /// a kill between two of them.
     ///
     /// # Errors
-    /// When the line can't be written (a full disk); what was written before stays.
-    pub fn append(&mut self, record: &Record) -> Result<()> {
-        let mut line = serde_json::to_string(record)?;
-        line.push('\n');
+    /// When the lines can't be written (a full disk); what was written before stays.
+    pub fn append(&mut self, records: &[Record]) -> Result<()> {
+        let mut lines = String::new();
+        for record in records {
+            lines.push_str(&serde_json::to_string(record)?);
+            lines.push('\n');
+        }
         let say = || format!("{} can't be written: free some space, then continue with --resume", self.path.display());
-        self.file.write_all(line.as_bytes()).with_context(say)?;
+        self.file.write_all(lines.as_bytes()).with_context(say)?;
         self.file.sync_data().with_context(say)
     }
 }
 
-/// The whole lines of a results file, and how many bytes they are.
+/// The whole lines of a results file, and how many bytes they are. What follows the last line break was cut off
+/// while it was written, maybe inside a character, and doesn't count.
 ///
 /// # Errors
-/// For a damaged line before the last one, with its number.
-pub fn parse(text: &str) -> Result<(Vec<Record>, usize)> {
-    let mut records = Vec::new();
-    let mut whole = 0;
-    let mut lines = text.split_inclusive('\n').enumerate().peekable();
-    while let Some((number, line)) = lines.next() {
-        match serde_json::from_str(line) {
-            Ok(record) if line.ends_with('\n') => records.push(record),
-            _ if lines.peek().is_none() => break,
-            Ok(_) => break,
-            Err(error) => return Err(error).with_context(|| format!("line {}", number + 1)),
-        }
-        whole += line.len();
-    }
-    Ok((records, whole))
+/// For a damaged line, with its number.
+pub fn parse(bytes: &[u8]) -> Result<(Vec<Record>, usize)> {
+    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    let lines = bytes[..whole].split_inclusive(|&byte| byte == b'\n').enumerate();
+    let records = lines.map(|(i, line)| serde_json::from_slice(line).with_context(|| format!("line {}", i + 1)));
+    Ok((records.collect::<Result<_>>()?, whole))
 }
 
 /// Measures wall time, processor time and peak memory of a piece of work.
@@ -278,33 +284,56 @@ mod tests {
         Record::new(("e", "a", seed), Mode::Quick, Ok(outcome), Cost::default(), &Provenance::default())
     }
 
+    fn lines(records: &[Record]) -> Vec<u8> {
+        records.iter().flat_map(|r| serde_json::to_string(r).unwrap().into_bytes().into_iter().chain([b'\n'])).collect()
+    }
+
     #[test]
-    fn a_line_cut_off_by_a_kill_is_dropped_and_the_rest_is_kept() {
+    fn a_line_cut_off_at_any_byte_is_dropped_and_the_rest_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("results.jsonl");
         let (mut results, found) = Results::open(&path).unwrap();
         assert!(found.is_empty());
-        results.append(&record(0)).unwrap();
-        results.append(&record(1)).unwrap();
-        let whole = std::fs::read_to_string(&path).unwrap();
-        for cut in [1, 10, whole.len() / 2 - 1] {
-            std::fs::write(&path, &whole[..whole.len() - cut]).unwrap();
-            let (mut results, found) = Results::open(&path).unwrap();
-            assert_eq!(found, [record_like(&found[0], 0)]);
-            results.append(&record(1)).unwrap();
-            assert_eq!(Results::open(&path).unwrap().1.len(), 2);
+        let mut second = record(1);
+        // Characters of two and three bytes: a cut may fall inside them.
+        second.metrics.insert("accuracy 0°".into(), 0.25);
+        second.arm = "ρ ≤ 1".into();
+        results.append(&[record(0)]).unwrap();
+        let first = std::fs::metadata(&path).unwrap().len() as usize;
+        results.append(std::slice::from_ref(&second)).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for cut in first..whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let (_, found) = Results::open(&path).unwrap();
+            assert_eq!(found.len(), 1, "cut at byte {cut}");
+            assert_eq!(std::fs::read(&path).unwrap(), whole[..first], "cut at byte {cut}");
         }
-    }
-
-    fn record_like(other: &Record, seed: u64) -> Record {
-        Record { finished: other.finished, ..record(seed) }
+        let (mut results, _) = Results::open(&path).unwrap();
+        results.append(std::slice::from_ref(&second)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+        assert_eq!(Results::open(&path).unwrap().1[1], second);
     }
 
     #[test]
-    fn a_damaged_line_in_the_middle_is_an_error_that_names_it() {
-        let line = serde_json::to_string(&record(0)).unwrap();
-        let message = format!("{:#}", parse(&format!("{line}\n{{broken\n{line}\n")).unwrap_err());
-        assert!(message.contains("line 2"), "{message}");
+    fn a_damaged_line_is_an_error_that_names_it() {
+        let line = String::from_utf8(lines(&[record(0)])).unwrap();
+        for damage in [&b"{broken"[..], b"{\"experiment\": \"\xc2\"}"] {
+            let text = [line.as_bytes(), damage, b"\n", line.as_bytes()].concat();
+            let message = format!("{:#}", parse(&text).unwrap_err());
+            assert!(message.contains("line 2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_a_failure_and_the_file_stays_readable() {
+        for bad in [f64::NAN, f64::INFINITY] {
+            let mut outcome = Outcome::default();
+            outcome.set("loss", bad);
+            let record = Record::new(("e", "a", 0), Mode::Quick, Ok(outcome), Cost::default(), &Provenance::default());
+            let message = record.error.clone().unwrap();
+            assert!(message.contains("\"loss\"") && message.contains(&bad.to_string()), "{message}");
+            assert_eq!(parse(&lines(std::slice::from_ref(&record))).unwrap().0, [record]);
+        }
     }
 
     #[test]

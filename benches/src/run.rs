@@ -5,7 +5,8 @@ use crate::record::{Meta, Provenance, Record, Results, Skipped, measure, now};
 use crate::spec::Mode;
 use anyhow::{Context as _, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -54,7 +55,9 @@ pub enum Ending {
 /// # Errors
 /// Unknown names or devices, a folder that can't be written, a full disk.
 pub fn start(root: &Path, request: &Request) -> Result<(PathBuf, Ending)> {
+    // What can be refused is refused before a folder is left behind.
     select(&request.names, request.mode, request.peers)?;
+    tensor::device::parse(&request.device)?;
     let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(now()));
     let mut name = format!("{}-{}", time.to_string().trim_end_matches('Z').replace(':', "-"), request.mode.name());
     if let Some((i, n)) = request.shard {
@@ -127,6 +130,15 @@ struct Unit<'a> {
     seed: u64,
 }
 
+impl<'a> Unit<'a> {
+    /// The arms whose records it writes.
+    fn arms(&self) -> impl Iterator<Item = &'a str> {
+        let all = self.experiment.spec.arms.iter().map(|arm| arm.name.as_str());
+        let only = self.arm;
+        all.filter(move |arm| only.is_none_or(|one| one == *arm))
+    }
+}
+
 fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<Ending> {
     let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
     let device = tensor::device::parse(&meta.device)?;
@@ -173,29 +185,15 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
         };
         tensor::threads::set(context.threads)?;
         let provenance = Provenance { threads: context.threads, ..here.clone() };
-        let (outcomes, cost) = measure(|| execute(&context, &unit));
-        let outcomes = match outcomes {
-            Ok(outcomes) => outcomes.into_iter().map(|(arm, outcome)| (arm, Ok(outcome))).collect::<Vec<_>>(),
-            Err(error) if error.is::<Interrupted>() => {
-                bar.abandon();
-                return Ok(Ending::Interrupted);
-            }
-            Err(error) => {
-                bar.println(format!("{} failed: {error:#}", unit.experiment.spec.name));
-                failures += 1;
-                // Together they ran, together they failed.
-                let message = format!("{error:#}");
-                let arms = unit.experiment.spec.arms.iter().map(|a| a.name.as_str());
-                let failed: Vec<&str> = unit.arm.map_or_else(|| arms.collect(), |arm| vec![arm]);
-                failed.into_iter().map(|arm| (arm.to_owned(), Err(anyhow::anyhow!(message.clone())))).collect()
-            }
+        let Some(records) = perform(&context, &unit, &provenance) else {
+            bar.abandon();
+            return Ok(Ending::Interrupted);
         };
-        // An interleaved run can't tell what each arm cost: every arm gets its share.
-        let share = cost.shared_by(outcomes.len());
-        for (arm, outcome) in outcomes {
-            let key = (unit.experiment.spec.name.as_str(), arm.as_str(), unit.seed);
-            results.append(&Record::new(key, meta.mode, outcome, share, &provenance))?;
+        if let Some(message) = records.iter().find_map(|r| r.error.as_deref()) {
+            bar.println(format!("{} failed: {message}", unit.experiment.spec.name));
+            failures += 1;
         }
+        results.append(&records)?;
         bar.inc(1);
         if INTERRUPTED.load(Ordering::Relaxed) {
             bar.abandon();
@@ -206,12 +204,56 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
     Ok(if failures == 0 { Ending::Done } else { Ending::Failed(failures) })
 }
 
+/// Runs a unit and makes its records, also of what went wrong. None after Ctrl-C.
+fn perform(context: &Context, unit: &Unit<'_>, provenance: &Provenance) -> Option<Vec<Record>> {
+    let (outcomes, cost) = measure(|| caught(|| execute(context, unit)));
+    let outcomes = match outcomes {
+        Ok(outcomes) => outcomes.into_iter().map(|(arm, outcome)| (arm, Ok(outcome))).collect::<Vec<_>>(),
+        Err(error) if error.is::<Interrupted>() => return None,
+        Err(error) => {
+            // Together they ran, together they failed.
+            let message = format!("{error:#}");
+            unit.arms().map(|arm| (arm.to_owned(), Err(anyhow::anyhow!(message.clone())))).collect()
+        }
+    };
+    // An interleaved run can't tell what each arm cost: every arm gets its share.
+    let share = cost.shared_by(outcomes.len());
+    let name = unit.experiment.spec.name.as_str();
+    let record = |(arm, outcome): (String, Result<_>)| {
+        Record::new((name, &arm, unit.seed), context.mode, outcome, share, provenance)
+    };
+    Some(outcomes.into_iter().map(record).collect())
+}
+
 fn execute(context: &Context, unit: &Unit<'_>) -> Result<Outcomes> {
     match (unit.experiment.body, unit.arm) {
         (Body::PerArm(run), Some(arm)) => Ok(vec![(arm.to_owned(), run(context, arm, unit.seed)?)]),
-        (Body::Together(run), _) => run(context, unit.seed),
+        (Body::Together(run), _) => {
+            let outcomes = run(context, unit.seed)?;
+            let came: BTreeSet<&str> = outcomes.iter().map(|(arm, _)| arm.as_str()).collect();
+            let expected: BTreeSet<&str> = unit.arms().collect();
+            if came != expected || outcomes.len() != expected.len() {
+                let came: Vec<&str> = outcomes.iter().map(|(arm, _)| arm.as_str()).collect();
+                bail!(
+                    "The experiment \"{}\" reported the arms {came:?}, but its description has {expected:?}: its body \
+                     must return each of them once.",
+                    unit.experiment.spec.name
+                );
+            }
+            Ok(outcomes)
+        }
         (Body::PerArm(_), None) => bail!("an experiment by arms was planned without an arm"),
     }
+}
+
+/// Makes an error of a panic, so that one broken run doesn't take the others along. Libtorch's objects and the
+/// guards of parameters are put in order by their drops; nothing else outlives a run.
+fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
+        Err(anyhow::anyhow!("It panicked: {}", text.unwrap_or("without a message")))
+    })
 }
 
 /// Seeds outside, arms inside: a run that is stopped has whole seeds for the paired comparison.
@@ -228,7 +270,8 @@ fn plan<'a>(experiments: &'a [Experiment], meta: &Meta, done: &HashSet<(String, 
                     units.extend(open.map(|arm| Unit { experiment, arm: Some(&arm.name), seed }));
                 }
                 Body::Together(_) => {
-                    if !spec.arms.iter().any(|arm| finished(&arm.name)) {
+                    // A group that a kill left incomplete is run again as a whole: its arms are interleaved.
+                    if !spec.arms.iter().all(|arm| finished(&arm.name)) {
                         units.push(Unit { experiment, arm: None, seed });
                     }
                 }
@@ -303,5 +346,70 @@ mod tests {
         let rest = keys(&plan(&all, &meta(None), &HashSet::from([first.clone()])));
         assert_eq!(rest.len(), whole.len() - 1);
         assert!(!rest.contains(&first));
+    }
+
+    fn together(body: fn(&Context, u64) -> Result<Outcomes>) -> Experiment {
+        let mut experiment = all().into_iter().find(|e| matches!(e.body, Body::Together(_))).unwrap();
+        experiment.body = Body::Together(body);
+        experiment
+    }
+
+    #[test]
+    fn a_group_is_done_only_when_all_its_arms_are() {
+        let experiments = [together(|_, _| Ok(vec![]))];
+        let spec = &experiments[0].spec;
+        let mut done: HashSet<_> = spec.arms.iter().map(|arm| (spec.name.clone(), arm.name.clone(), 0)).collect();
+        let seeds = |done: &HashSet<_>| -> Vec<u64> {
+            plan(&experiments, &meta(None), done).iter().map(|unit| unit.seed).collect()
+        };
+        assert_eq!(seeds(&done), [1, 2, 3, 4, 5]);
+        done.remove(&(spec.name.clone(), spec.arms[1].name.clone(), 0));
+        assert_eq!(seeds(&done), [0, 1, 2, 3, 4, 5]);
+    }
+
+    fn context() -> Context {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        let device = tensor::tch::Device::Cpu;
+        Context { mode: Mode::Quick, device, threads: 1, peer_python: None, interrupted: &NEVER }
+    }
+
+    #[test]
+    fn a_group_that_leaves_an_arm_out_is_a_failure() {
+        let experiment = together(|_, _| Ok(vec![("sgd small".into(), crate::experiment::Outcome::default())]));
+        let unit = Unit { experiment: &experiment, arm: None, seed: 0 };
+        let message = execute(&context(), &unit).unwrap_err().to_string();
+        assert!(message.contains("[\"sgd small\"]") && message.contains("sam-cost"), "{message}");
+    }
+
+    #[test]
+    fn a_panic_is_recorded_as_a_failure_of_every_arm_with_its_message() {
+        for (experiment, expected) in [
+            (together(|_, seed| panic!("no batch {seed}")), "It panicked: no batch 7"),
+            (together(|_, _| panic!("plain words")), "It panicked: plain words"),
+        ] {
+            let unit = Unit { experiment: &experiment, arm: None, seed: 7 };
+            let records = perform(&context(), &unit, &Provenance::default()).unwrap();
+            assert_eq!(records.len(), experiment.spec.arms.len());
+            assert!(records.iter().all(|r| r.error.as_deref() == Some(expected)), "{records:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_interrupted_leaves_no_record() {
+        let experiment = together(|_, _| Err(Interrupted.into()));
+        let unit = Unit { experiment: &experiment, arm: None, seed: 0 };
+        assert_eq!(perform(&context(), &unit, &Provenance::default()), None);
+    }
+
+    #[test]
+    fn a_refused_request_leaves_no_folder_behind() {
+        let root = tempfile::tempdir().unwrap();
+        for request in [
+            Request { device: "gpu7".into(), ..Request::default() },
+            Request { device: "cpu".into(), names: vec!["nothing".into()], ..Request::default() },
+        ] {
+            assert!(start(root.path(), &request).is_err(), "{request:?}");
+            assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0, "{request:?}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::report;
 use crate::run::{META, RESULTS};
 use crate::spec::Mode;
 use anyhow::{Context as _, Result, bail};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const BEGIN: &str = "<!-- results:begin -->\n";
@@ -81,7 +81,8 @@ pub fn write(
     let (old_meta, old_records) = old;
     let mut merged: Vec<Record> =
         old_records.into_iter().filter(|r| !renewed.contains(r.experiment.as_str())).collect();
-    merged.extend(records.iter().filter(|r| r.error.is_none()).cloned());
+    // Failures are results too: without them a claim could hold on the seeds that happened to run.
+    merged.extend(latest(records).cloned());
     merged.sort_by_key(Record::key);
     let mut meta = metas.first().context("a snapshot needs a run")?.clone();
     // It is a merge of runs: what a single one was asked for doesn't describe it.
@@ -114,6 +115,11 @@ pub fn write(
     Ok(())
 }
 
+/// The last record of every key, which is the one that counts.
+fn latest(records: &[Record]) -> impl Iterator<Item = &Record> {
+    records.iter().map(|record| (record.key(), record)).collect::<BTreeMap<_, _>>().into_values()
+}
+
 /// The README's rows.
 fn table(analysis: &Analysis) -> String {
     let line = |row: &Row| {
@@ -137,7 +143,7 @@ fn effect(experiment: &ExperimentResult, claim: &str) -> Option<String> {
         "{title}: {:+.2} points against {} [{low:.2}, {high:.2}], {}",
         estimate.value,
         reference.label,
-        result.verdict.text()
+        result.words()
     ))
 }
 
@@ -190,9 +196,34 @@ mod tests {
         let text = std::fs::read_to_string(&readme).unwrap();
         assert!(text.starts_with("before\n") && text.ends_with("after\n") && !text.contains("old row"));
         assert!(text.contains("+2.02 points against ERM (Adam) [2.01, 2.04], holds"), "{text}");
-        let (kept, _) = crate::record::parse(&std::fs::read_to_string(out.join(RESULTS)).unwrap()).unwrap();
+        let (kept, _) = crate::record::parse(&std::fs::read(out.join(RESULTS)).unwrap()).unwrap();
         assert_eq!(kept.len(), 13);
         assert_eq!(kept.iter().filter(|r| r.experiment == "rotated-mnist").count(), 1);
         assert!(write(&out, &readme, &[meta(Mode::Quick)], &new, (None, vec![])).is_err());
+    }
+
+    #[test]
+    fn a_snapshot_keeps_failures_but_not_those_that_were_repaired() {
+        let folder = tempfile::tempdir().unwrap();
+        let readme = folder.path().join("README.md");
+        std::fs::write(&readme, format!("{BEGIN}{END}\n")).unwrap();
+        let failed = |seed| Record { error: Some("it broke".into()), ..record("handwriting3", "sam", seed, 0.0) };
+        let mut new: Vec<Record> = (0..6)
+            .flat_map(|s| {
+                let sam = record("handwriting3", "sam", s, 52.0 + s as f64 / 100.0);
+                [sam, record("handwriting3", "erm", s, 50.0)]
+            })
+            .collect();
+        new.retain(|r| r.key() != failed(5).key());
+        // Seed 4 failed first and ran when the run was resumed; seed 5 failed for good.
+        new.insert(0, failed(4));
+        new.push(failed(5));
+        let out = folder.path().join("results");
+        write(&out, &readme, &[meta(Mode::Full)], &new, (None, vec![])).unwrap();
+        let (kept, _) = crate::record::parse(&std::fs::read(out.join(RESULTS)).unwrap()).unwrap();
+        let failures: Vec<u64> = kept.iter().filter(|r| r.error.is_some()).map(|r| r.seed).collect();
+        assert_eq!((failures, kept.len()), (vec![5], 12));
+        let text = std::fs::read_to_string(&readme).unwrap();
+        assert!(text.contains("not shown (1 run failed)"), "{text}");
     }
 }

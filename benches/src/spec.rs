@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// The protocol with the fewest seeds: shows effects, gives no verdict.
+    /// The protocol with the fewest seeds. Effects over seeds are shown without a verdict; timings, which are many
+    /// samples in every run, get theirs.
     #[default]
     Quick,
     /// The protocol as its specification describes it.

@@ -146,7 +146,7 @@ fn claim(out: &mut String, row: &ClaimRow<'_>) {
     let (experiment, result) = (row.experiment, row.result);
     let _ = write!(
         out,
-        "<tr class=\"claim\" data-verdict=\"{0}\"><td><span class=\"verdict {0}\">{1} {2}</span></td>\
+        "<tr class=\"claim\" data-verdict=\"{0}\"><td><span class=\"verdict {0}\">{1} {2}</span>{6}</td>\
          <td><p class=\"statement\">{3} <span class=\"source\">{4}</span></p><p class=\"compared\">{5}</p>",
         class(result.verdict),
         view::symbol(result.verdict),
@@ -154,17 +154,19 @@ fn claim(out: &mut String, row: &ClaimRow<'_>) {
         escape(&result.claim.statement),
         escape(&result.claim.source),
         escape(&view::comparison(experiment, &result.claim)),
+        result.failures().map_or_else(String::new, |failures| format!("<p class=\"compared\">{failures}</p>")),
     );
     let _ = write!(out, "</td><td data-label=\"Effect\">{}", effect(experiment, result));
     if let Some(full) = row.committed {
         let _ = write!(
             out,
-            "<p class=\"committed\">Full run: <span class=\"verdict {}\">{} {}</span> {}, n\u{a0}=\u{a0}{}</p>",
+            "<p class=\"committed\">Full run: <span class=\"verdict {}\">{} {}</span> {}, n\u{a0}=\u{a0}{}{}</p>",
             class(full.verdict),
             view::symbol(full.verdict),
             words(full.verdict),
             effect(experiment, full),
-            view::pairs(full)
+            view::pairs(full),
+            full.failures().map_or_else(String::new, |failures| format!(", {failures}"))
         );
     }
     let _ = writeln!(

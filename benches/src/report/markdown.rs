@@ -59,7 +59,7 @@ fn claims(out: &mut String, analysis: &Analysis) {
     let rows = view::claim_rows(analysis, None).into_iter().map(|row| {
         let (experiment, result) = (row.experiment, row.result);
         vec![
-            format!("{} {}", view::symbol(result.verdict), result.verdict.text()),
+            format!("{} {}", view::symbol(result.verdict), result.words()),
             escape(&result.claim.statement),
             escape(&result.claim.source),
             escape(&view::comparison(experiment, &result.claim)),

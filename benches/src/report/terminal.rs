@@ -105,12 +105,13 @@ fn claims(out: &mut String, analysis: &Analysis, committed: Option<&Analysis>) {
             before = &experiment.spec.name;
             table.add_row(vec![Cell::new(one_line(before)).add_attribute(Attribute::Bold)]);
         }
-        let mut verdict = format!("{} {}", view::symbol(result.verdict), result.verdict.text()).replace(" (", "\n  (");
+        let mut verdict = format!("{} {}", view::symbol(result.verdict), result.words()).replace(" (", "\n  (");
         let mut effect = one_line(&view::effect(experiment, result));
         let mut pairs = view::pairs(result);
         if let Some(full) = row.committed {
             let lines = "\n".repeat(verdict.lines().count());
-            let _ = write!(verdict, "\nfull: {} {}", view::symbol(full.verdict), full.verdict.text());
+            let words = full.words().replace(" (", "\n  (");
+            let _ = write!(verdict, "\nfull: {} {words}", view::symbol(full.verdict));
             let _ = write!(effect, "{lines}{}", one_line(&view::effect(experiment, full)));
             let _ = write!(pairs, "{lines}{}", view::pairs(full));
         }

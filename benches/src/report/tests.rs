@@ -113,6 +113,24 @@ fn skipped_failed_and_partial_are_said_in_all_forms() {
 }
 
 #[test]
+fn failed_runs_are_counted_beside_the_verdict_in_all_forms() {
+    let analysis = example(Mode::Full);
+    // The fixture's ASAM failed on one seed: two claims are about it.
+    let claims = &analysis.experiments[0].claims;
+    let about: Vec<&str> = claims.iter().filter(|c| c.failed == 1).map(|c| c.claim.name.as_str()).collect();
+    assert_eq!(about, ["scale", "no-harm"]);
+    assert!(claims.iter().filter(|c| c.failed > 0).all(|c| c.verdict == Verdict::NotShown));
+    assert_eq!(html(&analysis, None).matches("<p class=\"compared\">1 run failed</p>").count(), 2);
+    assert_eq!(markdown(&analysis).matches("| ○ not shown (1 run failed) |").count(), 2);
+    assert_eq!(terminal(&analysis, None).matches("(1 run failed)").count(), 2);
+    // Also of the full run that a quick run is shown beside.
+    let mut quick = example(Mode::Quick);
+    quick.experiments[0].claims[1].failed = 0;
+    assert!(html(&quick, Some(&analysis)).contains(", 1 run failed</p>"));
+    assert!(terminal(&quick, Some(&analysis)).contains("(1 run failed)"));
+}
+
+#[test]
 fn an_arm_with_fewer_seeds_or_none_is_named() {
     let mut analysis = example(Mode::Full);
     let arms = &mut analysis.experiments[0].arms;

@@ -34,8 +34,8 @@ impl Default for AsamConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PerturbScope {
-    /// One perturbation from the gradient of all micro-batches, then a second sweep over the same ones:
-    /// the same step as with one big batch.
+    /// One perturbation from the gradient of all micro-batches, then a second sweep over the same ones: with
+    /// micro-batches of equal size, the same step as with one big batch.
     #[default]
     Global,
     /// One perturbation for each micro-batch, gradients averaged: m-sharpness, what data-parallel training
@@ -108,7 +108,8 @@ pub struct SamConfig {
     pub adaptive: Option<AsamConfig>,
     /// One perturbation a step or one a micro-batch.
     pub scope: PerturbScope,
-    /// Counts weight decay as part of the loss in both passes, as the reference JAX code does. Off: the
+    /// Counts weight decay as part of the loss in both passes, as the reference JAX code does (over `Sgd` and
+    /// `Adam`, whose decay is part of the gradient). Off: the
     /// perturbation comes from the loss gradient only, and decay is applied once, in the base step.
     pub perturb_weight_decay: bool,
     /// Added to the gradient norm: a zero gradient gives `ε = 0`, not NaN.

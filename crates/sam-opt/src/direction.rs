@@ -44,6 +44,12 @@ impl Perturbed {
         Ok(Some(Self { set: ParamSet::new(params)?, position, group, eta }))
     }
 
+    /// The parts of a vector over all parameters that are perturbed (shared memory).
+    pub(crate) fn select(&self, vector: &ParamVec) -> ParamVec {
+        let part = |&i: &usize| vector.parts()[i].as_ref().map(Tensor::shallow_clone);
+        ParamVec::new(self.position.iter().map(part).collect())
+    }
+
     fn adaptive(&self) -> bool {
         self.eta.iter().any(Option::is_some)
     }
@@ -119,14 +125,15 @@ impl Perturbed {
         }
         let (mut lost, mut total, mut first) = (0.0, 0.0, None);
         for (i, (name, tensor)) in self.set.iter().enumerate() {
-            let bits = match tensor.kind() {
-                Kind::Half => 10.0,
-                Kind::BFloat16 => 7.0,
+            // Bits of the mantissa, smallest normal number.
+            let (bits, smallest) = match tensor.kind() {
+                Kind::Half => (10.0, 6.104e-5),
+                Kind::BFloat16 => (7.0, 1.175e-38),
                 _ => continue,
             };
             let Some(part) = &epsilon.direction.parts()[i] else { continue };
             let below = no_grad(|| -> Result<f64> {
-                let w = tensor.to_kind(Kind::Float).abs().f_clamp_min(6.2e-5)?;
+                let w = tensor.to_kind(Kind::Float).abs().f_clamp_min(smallest)?;
                 let spacing = w.log2().floor().f_sub_scalar(bits)?.exp2();
                 let moved = part.to_kind(Kind::Float).f_mul_scalar(epsilon.alphas[i])?.abs();
                 Ok(moved.f_lt_tensor(&spacing)?.sum(Kind::Double).double_value(&[]))

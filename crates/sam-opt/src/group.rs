@@ -11,7 +11,7 @@ pub struct ParamGroup {
     pub names: Vec<String>,
     /// Handles of the model's own tensors (shared memory).
     pub params: Vec<Tensor>,
-    /// Radius of this group in place of the optimizer's; a schedule scales it by the same factor.
+    /// Radius of this group in place of the optimizer's; a schedule scales it as it scales its own largest radius.
     pub rho: Option<f64>,
     /// `Some(false)`: not adaptive whatever the optimizer says; `Some(true)`: adaptive even if the optimizer
     /// isn't (with ASAM's default settings).
@@ -45,7 +45,8 @@ impl ParamGroup {
 }
 
 /// The non-trainable variables of a store (running statistics of normalization layers), ordered by name: what
-/// [`with_buffers`](crate::TwoPass::with_buffers) wants.
+/// [`with_buffers`](crate::TwoPass::with_buffers) wants. Frozen weights are among them and are copied each step;
+/// with a large frozen part, list the running statistics yourself.
 pub fn buffers(store: &VarStore) -> Vec<Tensor> {
     let ordered: BTreeMap<String, Tensor> = store.variables().into_iter().collect();
     ordered.into_values().filter(|tensor| !tensor.requires_grad()).collect()

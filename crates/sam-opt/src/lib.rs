@@ -1,5 +1,8 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(not(feature = "torch"))]
+compile_error!("sam-opt works on libtorch tensors: enable its feature `torch` (it is on by default).");
+
 pub mod base;
 mod config;
 mod direction;
@@ -19,4 +22,5 @@ pub use pass::{Pass, PassKind};
 pub use rule::{GsamRule, Rule, SagmRule, SamRule};
 pub use stats::{LossScaler, SamStats, StepOutcome};
 pub use tensor;
+pub use tensor::params::is_perturbed;
 pub use two_pass::{Gsam, PerturbedGuard, Sagm, Sam, TwoPass};

@@ -28,6 +28,9 @@ pub trait Rule: sealed::Sealed {
     /// The shared settings inside.
     fn sam(config: &Self::Config) -> &SamConfig;
 
+    /// Whether a group of radius `rho` moves at all.
+    fn perturbs(config: &Self::Config, rho: f64) -> bool;
+
     /// The factor of `ε = factor · T²g`, from the radius and the norm `‖T g‖` (with `norm_eps` added).
     fn factor(config: &Self::Config, rho: f64, norm: f64) -> f64;
 
@@ -53,6 +56,10 @@ impl Rule for SamRule {
 
     fn sam(config: &SamConfig) -> &SamConfig {
         config
+    }
+
+    fn perturbs(_config: &SamConfig, rho: f64) -> bool {
+        rho > 0.0
     }
 
     fn factor(_config: &SamConfig, rho: f64, norm: f64) -> f64 {
@@ -81,17 +88,21 @@ impl Rule for GsamRule {
         &config.sam
     }
 
+    fn perturbs(_config: &GsamConfig, rho: f64) -> bool {
+        rho > 0.0
+    }
+
     fn factor(_config: &GsamConfig, rho: f64, norm: f64) -> f64 {
         rho / norm
     }
 
     /// `g_p − α g_⊥` with `g_⊥ = g − (⟨g, g_p⟩/‖g_p‖²) g_p`.
     fn combine(config: &GsamConfig, main: &ParamVec, perturbed: &ParamVec) -> Result<()> {
-        let square = perturbed.dot(perturbed);
+        let square = perturbed.dot(perturbed)?;
         if config.alpha == 0.0 || square == 0.0 {
             return Ok(());
         }
-        let along = main.dot(perturbed) / square;
+        let along = main.dot(perturbed)? / square;
         perturbed.scale(1.0 + config.alpha * along)?;
         perturbed.axpy(-config.alpha, main)?;
         Ok(())
@@ -113,6 +124,10 @@ impl Rule for SagmRule {
 
     fn sam(config: &SagmConfig) -> &SamConfig {
         &config.sam
+    }
+
+    fn perturbs(config: &SagmConfig, rho: f64) -> bool {
+        rho > 0.0 || config.alpha > 0.0
     }
 
     fn factor(config: &SagmConfig, rho: f64, norm: f64) -> f64 {

@@ -61,13 +61,17 @@ proptest! {
             let mut sam = Sam::new(
                 vec![group(&[("w1", &w1), ("w2", &w2)])], Sgd::new(0.0), SamConfig { adaptive, ..SamConfig::sam(0.1) },
             ).unwrap();
-            let stats = sam.step(|_| Ok((x.matmul(&w1).relu().matmul(&w2) - 1.0).square().sum(Kind::Double)));
-            stats.map(|s| s.perturbed_loss.unwrap_or(s.loss))
+            sam.step(|_| Ok((x.matmul(&w1).relu().matmul(&w2) - 1.0).square().sum(Kind::Double))).unwrap()
         };
         let asam = Some(AsamConfig { eta: 0.0, scope: AsamScope::Weights });
-        // All units dead: no gradient flows, and there is nothing to compare.
-        if let (Ok(one), Ok(other)) = (perturbed(1.0, asam), perturbed(c, asam)) {
-            prop_assert!((one - other).abs() < 1e-8 * one.abs().max(1.0), "{} and {}", one, other);
+        let (one, other) = (perturbed(1.0, asam), perturbed(c, asam));
+        prop_assert!(one.perturbed && other.perturbed);
+        let (one, other) = (one.perturbed_loss.unwrap(), other.perturbed_loss.unwrap());
+        prop_assert!((one - other).abs() < 1e-8 * one.abs().max(1.0), "{} and {}", one, other);
+        let (plain, scaled) = (perturbed(1.0, None), perturbed(10.0, None));
+        if plain.grad_norm > 1e-3 {
+            let (plain, scaled) = (plain.perturbed_loss.unwrap(), scaled.perturbed_loss.unwrap());
+            prop_assert!((plain - scaled).abs() > 1e-8 * plain.abs(), "SAM should see the scale");
         }
     }
 

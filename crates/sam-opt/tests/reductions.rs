@@ -111,8 +111,21 @@ fn gsam_with_alpha_zero_is_sam_bit_for_bit() {
 
 #[test]
 fn asam_with_unit_scaling_is_sam_bit_for_bit() {
-    let mut config = SamConfig::sam(0.1);
-    config.adaptive = Some(AsamConfig::default());
+    // Weights of ±1 and η = 0: T = 1 everywhere, through all of ASAM's arithmetic.
+    let step = |adaptive| {
+        let w = common::leaf(&[1.0, -1.0, 1.0, -1.0], tch::Kind::Float);
+        let config = SamConfig { adaptive, ..SamConfig::sam(0.1) };
+        let mut sam = Sam::new(vec![common::group(&[("w", &w)])], Sgd::new(0.1), config).unwrap();
+        sam.step(|_| Ok((w.exp() * Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0])).sum(tch::Kind::Float))).unwrap();
+        bits(&[w])
+    };
+    assert_eq!(step(Some(AsamConfig { eta: 0.0, scope: AsamScope::All })), step(None));
+    assert_ne!(step(Some(AsamConfig { eta: 0.5, scope: AsamScope::All })), step(None));
+}
+
+#[test]
+fn a_group_can_opt_out_of_asam() {
+    let config = SamConfig { adaptive: Some(AsamConfig::default()), ..SamConfig::sam(0.1) };
     let off = five(|m| {
         let mut groups = m.groups();
         groups[0].adaptive = Some(false);

@@ -4,6 +4,7 @@
 //! gradients of other tensors are never touched.
 
 use crate::{Error, ParamSet, ParamVec, Result};
+use std::collections::HashSet;
 use tch::{Kind, Tensor, no_grad};
 
 /// Gradient of the scalar `loss` with respect to every parameter; `None` for those it doesn't depend on and
@@ -28,19 +29,36 @@ fn gradient_of(what: &str, loss: &Tensor, params: &ParamSet, keep: bool, create:
 /// `run_backward` that leaves frozen inputs out and gives `None` where the output doesn't depend on one.
 fn backward(output: &Tensor, inputs: &[Tensor], keep: bool, create: bool) -> Result<Vec<Option<Tensor>>> {
     let active: Vec<&Tensor> = inputs.iter().filter(|t| t.requires_grad()).collect();
+    if active.is_empty() {
+        // Without inputs libtorch would accumulate into the `.grad` of every leaf.
+        return Ok(inputs.iter().map(|_| None).collect());
+    }
+    let mut seen = HashSet::new();
     let mut grads = Tensor::f_run_backward(&[output], &active, keep, create)?.into_iter();
     Ok(inputs
         .iter()
         .map(|input| if input.requires_grad() { grads.next() } else { None })
         .map(|grad| grad.filter(Tensor::defined))
-        .map(|grad| grad.map(|g| if create || g.is_contiguous() { g } else { g.contiguous() }))
+        .map(|grad| grad.map(|g| if create { g } else { owned(g, &mut seen) }))
         .collect())
+}
+
+/// A gradient that may be changed in place: contiguous, and alone in its memory. Libtorch hands out one tensor
+/// for two inputs that enter a sum alike (`a + b`).
+fn owned(gradient: Tensor, seen: &mut HashSet<usize>) -> Tensor {
+    let first = seen.insert(gradient.data_ptr() as usize) || gradient.numel() == 0;
+    match (first, gradient.is_contiguous()) {
+        (true, true) => gradient,
+        (true, false) => gradient.contiguous(),
+        (false, _) => no_grad(|| gradient.contiguous().copy()),
+    }
 }
 
 /// The Hessian of a scalar at a point, as an operator on flat vectors `[numel]`.
 ///
 /// The graph of the gradient is built once and kept: each product costs about two gradients. Attention must
-/// be the explicit softmax form (libtorch's fused kernels have no second derivative).
+/// be the explicit softmax form (libtorch's fused kernels have no second derivative). The parameters must not
+/// change while it lives: the loops of [`fused`](crate::fused) don't make libtorch refuse the old graph.
 ///
 /// ```
 /// use tensor::{ParamSet, autograd::Hessian, tch::{Kind, Tensor}};
@@ -165,10 +183,12 @@ impl<'a> GaussNewton<'a> {
 pub fn gradient_check(params: &ParamSet, h: f64, mut loss: impl FnMut() -> Result<Tensor>) -> Result<f64> {
     let analytic = gradient(&loss()?, params)?.flatten(params)?.to_kind(Kind::Double);
     let analytic = Vec::<f64>::try_from(&analytic)?;
+    // Whatever the closure does, every value comes back.
+    let _guard = params.guard()?;
     let mut worst: f64 = 0.0;
     let mut index = 0;
     for tensor in params.tensors() {
-        let flat = no_grad(|| tensor.detach().view([-1]));
+        let flat = no_grad(|| tensor.detach().f_view([-1]))?;
         for i in 0..tensor.numel() as i64 {
             let set = |value: f64| no_grad(|| flat.get(i).f_fill_(value).map(|_| ()));
             let original = flat.double_value(&[i]);

@@ -193,11 +193,21 @@ fn save_load_continue<S: Subject>() -> Result<(), String> {
 mod tests {
     use super::*;
     use serde::Deserialize;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Subjects built so far.
+    static RUNS: AtomicU32 = AtomicU32::new(0);
 
     /// A running sum whose flaws can be switched on.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-    struct Config {
+    struct Config<const FLAW: u8> {
         weight: f64,
+        #[serde(skip)]
+        forgotten: u8,
+    }
+
+    fn config<const FLAW: u8>(weight: f64) -> Config<FLAW> {
+        Config { weight, forgotten: u8::from(FLAW == 7) }
     }
 
     struct Sum<const FLAW: u8> {
@@ -207,21 +217,24 @@ mod tests {
     }
 
     impl<const FLAW: u8> Subject for Sum<FLAW> {
-        type Config = Config;
+        type Config = Config<FLAW>;
 
-        fn config() -> Config {
-            Config { weight: 0.5 }
+        fn config() -> Config<FLAW> {
+            config(0.5)
         }
 
-        fn invalid() -> Vec<(&'static str, Config)> {
-            if FLAW == 4 { vec![] } else { vec![("weight", Config { weight: -1.0 })] }
+        fn invalid() -> Vec<(&'static str, Config<FLAW>)> {
+            if FLAW == 4 { vec![] } else { vec![("weight", config(-1.0))] }
         }
 
-        fn build(config: &Config) -> Result<Self, String> {
+        fn build(config: &Config<FLAW>) -> Result<Self, String> {
             if config.weight < 0.0 && FLAW != 1 {
                 return Err("weight must be at least 0".into());
             }
-            Ok(Self { weight: config.weight, total: 0.0, ticks: 0 })
+            // A start that differs from run to run.
+            let run = RUNS.fetch_add(1, Ordering::Relaxed);
+            let total = if FLAW == 6 { f64::from(run) } else { 0.0 };
+            Ok(Self { weight: config.weight, total, ticks: 0 })
         }
 
         fn advance(&mut self, i: u64) -> Result<(), String> {
@@ -245,7 +258,7 @@ mod tests {
             Ok(self.observe())
         }
 
-        fn load(config: &Config, saved: &[u8]) -> Result<Self, String> {
+        fn load(config: &Config<FLAW>, saved: &[u8]) -> Result<Self, String> {
             let total = f64::from_le_bytes(saved.try_into().map_err(|_| "eight bytes")?);
             Ok(Self { weight: config.weight, total, ticks: 0 })
         }
@@ -264,5 +277,7 @@ mod tests {
         assert_eq!(failed::<3>(), ["unknown_field", "non_finite_input"]);
         assert_eq!(failed::<4>(), ["unknown_field", "invalid_values"]);
         assert_eq!(failed::<5>(), ["unknown_field", "save_load_continue"]);
+        assert!(failed::<6>().contains(&"determinism"));
+        assert_eq!(failed::<7>(), ["config_round_trip", "unknown_field"]);
     }
 }

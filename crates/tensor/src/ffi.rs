@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 /// Opens a shared library with global symbol visibility and leaves it open for the life of the process.
-#[cfg(feature = "torch")]
+#[cfg(all(unix, feature = "torch"))]
 pub(crate) fn open_globally(path: &std::path::Path) -> Result<(), String> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
     // SAFETY: opening runs the library's initializers. It is libtorch's own CUDA half, from the same folder
@@ -12,7 +12,14 @@ pub(crate) fn open_globally(path: &std::path::Path) -> Result<(), String> {
     Ok(())
 }
 
+/// As above, where it isn't done.
+#[cfg(all(not(unix), feature = "torch"))]
+pub(crate) fn open_globally(_path: &std::path::Path) -> Result<(), String> {
+    Err("libraries are loaded at run time on Unix only".into())
+}
+
 /// Calls `name(threads)` if a library of this process exports such a function; says whether one does.
+#[cfg(unix)]
 pub(crate) fn call_with_threads(name: &str, threads: i32) -> bool {
     use libloading::os::unix::Library;
     let process = Library::this();

@@ -6,6 +6,9 @@
 //! of threads. They apply to dense f32 CPU tensors; for all others they decline (`None`, `false`) without
 //! having done anything, and the caller takes its plain path of libtorch operations.
 //!
+//! While a loop runs, no other thread may write to the tensors it reads or touch those it writes, and `f` must not
+//! reach them in another way (tch's handles share memory, so this can't be checked).
+//!
 //! Autograd isn't told of what these loops write: a graph recorded before must not be used afterwards. (Libtorch's
 //! own in-place operations make it refuse such a graph.)
 //!
@@ -24,7 +27,8 @@ use tch::Tensor;
 
 /// Sums `f(index of the tensor, the N values)` over the elements of `N` lists read in step.
 ///
-/// `None` when a tensor isn't dense f32 CPU memory or when the lists' shapes differ.
+/// `None` when a tensor isn't dense f32 CPU memory, or when the lists differ in length or in the
+/// tensors' numbers of elements.
 pub fn reduce<const N: usize, const K: usize>(
     lists: [&[&Tensor]; N],
     f: impl Fn(usize, [f32; N]) -> [f64; K] + Sync,
@@ -34,8 +38,8 @@ pub fn reduce<const N: usize, const K: usize>(
 
 /// Applies `f(index of the tensor, the M values to change, the N values to read)` to every element.
 ///
-/// False, with nothing changed, when a tensor isn't dense f32 CPU memory, when the lists' shapes differ, or
-/// when a tensor to change shares memory with another one.
+/// False, with nothing changed, when a tensor isn't dense f32 CPU memory, when the lists differ in length
+/// or in the tensors' numbers of elements, or when a tensor to change shares memory with another one.
 pub fn update<const M: usize, const N: usize>(
     written: [&[&Tensor]; M],
     read: [&[&Tensor]; N],

@@ -12,7 +12,6 @@ pub mod threads;
 pub mod autograd;
 #[cfg(feature = "torch")]
 pub mod device;
-#[cfg(unix)]
 mod ffi;
 #[cfg(feature = "torch")]
 pub mod fused;

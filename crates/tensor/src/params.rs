@@ -98,6 +98,7 @@ impl ParamSet {
     /// # Errors
     /// [`Error::Shape`] when the direction doesn't fit.
     pub fn axpy(&self, alpha: f64, direction: &ParamVec) -> Result<()> {
+        self.check(direction)?;
         self.as_vec().axpy(alpha, direction)
     }
 
@@ -138,13 +139,9 @@ impl ParamSet {
     /// # Errors
     /// As [`guard`](Self::guard).
     pub fn guard_with(&self, scratch: Option<Scratch>) -> Result<RestoreGuard> {
-        let guard = RestoreGuard::open(self, scratch)?;
-        no_grad(|| {
-            for (copy, tensor) in guard.copies.iter().zip(&guard.tensors) {
-                copy.shallow_clone().f_copy_(tensor)?;
-            }
-            Ok(guard)
-        })
+        let mut guard = RestoreGuard::open(self, scratch)?;
+        guard.fill()?;
+        Ok(guard)
     }
 
     /// Adds `alpha_i · direction_i` to parameter `i` under a guard: copy and addition in one pass.
@@ -156,7 +153,7 @@ impl ParamSet {
         if alphas.len() != self.len() {
             return Err(Error::invalid("alphas", format!("{} factors, one a parameter", self.len()), alphas.len()));
         }
-        let guard = RestoreGuard::open(self, scratch)?;
+        let mut guard = RestoreGuard::open(self, scratch)?;
         if !guard.copy_and_add_fused(alphas, direction) {
             guard.copy_and_add_plain(alphas, direction)?;
         }
@@ -192,7 +189,12 @@ impl ParamSet {
         ParamVec { parts: self.tensors.iter().map(|t| Some(t.detach())).collect() }
     }
 
-    pub(crate) fn check(&self, vector: &ParamVec) -> Result<()> {
+    /// Checks that a direction has one part a parameter, each of the parameter's shape where it is there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the number of parts, [`Error::Shape`] naming the first parameter that
+    /// doesn't fit.
+    pub fn check(&self, vector: &ParamVec) -> Result<()> {
         if vector.parts.len() != self.len() {
             return Err(Error::invalid(
                 "the direction",
@@ -285,23 +287,21 @@ impl ParamVec {
     }
 
     /// Inner product, accumulated in f64, over the parts that both have.
-    pub fn dot(&self, other: &Self) -> f64 {
-        let (a, b) = self.common(other);
-        fused::reduce([&a, &b], |_, [x, y]| [f64::from(x) * f64::from(y)])
-            .map_or_else(|| plain_dot(&a, &b), |[sum]| sum)
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when a part's shape differs, [`Error::InvalidArgument`] when the number of parts does.
+    pub fn dot(&self, other: &Self) -> Result<f64> {
+        let (a, b) = self.common(other)?;
+        let sum = fused::reduce([&a, &b], |_, [x, y]| [f64::from(x) * f64::from(y)]);
+        Ok(sum.map_or_else(|| plain_dot(&a, &b), |[sum]| sum))
     }
 
     /// `self ← self + alpha · other` in place, over the parts that both have.
     ///
     /// # Errors
-    /// [`Error::Shape`] when a part's shape differs.
+    /// As [`dot`](Self::dot).
     pub fn axpy(&self, alpha: f64, other: &Self) -> Result<()> {
-        let (y, x) = self.common(other);
-        for (y, x) in y.iter().zip(&x) {
-            if y.size() != x.size() {
-                return Err(Error::Shape { what: "A part".into(), expected: y.size(), got: x.size() });
-            }
-        }
+        let (y, x) = self.common(other)?;
         let alpha32 = alpha as f32;
         if fused::update([&y], [&x], |_, [y], [x]| *y += alpha32 * x) {
             return Ok(());
@@ -365,8 +365,23 @@ impl ParamVec {
         Ok(Tensor::f_cat(&parts, 0)?)
     }
 
-    fn common<'a>(&'a self, other: &'a Self) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {
-        self.parts.iter().zip(&other.parts).filter_map(|(a, b)| Some((a.as_ref()?, b.as_ref()?))).unzip()
+    /// The parts that both have, of equal shapes.
+    fn common<'a>(&'a self, other: &'a Self) -> Result<(Vec<&'a Tensor>, Vec<&'a Tensor>)> {
+        if self.parts.len() != other.parts.len() {
+            let expected = format!("as many parts as the other one ({})", self.parts.len());
+            return Err(Error::invalid("a direction", expected, other.parts.len()));
+        }
+        let (mut mine, mut theirs) = (Vec::new(), Vec::new());
+        for (i, (a, b)) in self.parts.iter().zip(&other.parts).enumerate() {
+            if let (Some(a), Some(b)) = (a, b) {
+                if a.size() != b.size() {
+                    return Err(Error::Shape { what: format!("Part {i}"), expected: a.size(), got: b.size() });
+                }
+                mine.push(a);
+                theirs.push(b);
+            }
+        }
+        Ok((mine, theirs))
     }
 }
 
@@ -398,11 +413,15 @@ impl Scratch {
 /// Keeps a copy of parameters and puts it back, bit for bit, when dropped.
 ///
 /// While a guard is open its parameters count as perturbed ([`is_perturbed`]), and a second guard over any
-/// of them is refused.
+/// of them is refused (a parameter is known by the address of its memory).
 #[derive(Debug)]
 pub struct RestoreGuard {
     tensors: Vec<Tensor>,
+    /// Where the tensors lay when the guard was opened: what the registry holds.
+    addresses: Vec<usize>,
     copies: Vec<Tensor>,
+    /// How many copies are made; only those may be put back.
+    filled: usize,
 }
 
 impl RestoreGuard {
@@ -416,11 +435,23 @@ impl RestoreGuard {
             Some(scratch) => scratch.copies,
             None => no_grad(|| params.tensors.iter().map(|t| t.detach().empty_like()).collect()),
         };
-        perturbed.extend(params.tensors.iter().map(address));
-        Ok(Self { tensors: params.tensors.iter().map(Tensor::shallow_clone).collect(), copies })
+        let addresses: Vec<usize> = params.tensors.iter().map(address).filter(|&a| a != 0).collect();
+        perturbed.extend(&addresses);
+        let tensors = params.tensors.iter().map(Tensor::shallow_clone).collect();
+        Ok(Self { tensors, addresses, copies, filled: 0 })
     }
 
-    fn copy_and_add_fused(&self, alphas: &[f64], direction: &ParamVec) -> bool {
+    fn fill(&mut self) -> Result<()> {
+        no_grad(|| {
+            for (copy, tensor) in self.copies.iter().zip(&self.tensors) {
+                copy.shallow_clone().f_copy_(tensor)?;
+                self.filled += 1;
+            }
+            Ok(())
+        })
+    }
+
+    fn copy_and_add_fused(&mut self, alphas: &[f64], direction: &ParamVec) -> bool {
         // Every parameter is copied; those without a direction are not moved. The fused loop wants lists of
         // equal length, so it only takes the case that every part is there.
         let parts = direction.present();
@@ -430,17 +461,19 @@ impl RestoreGuard {
         let tensors: Vec<&Tensor> = self.tensors.iter().collect();
         let copies: Vec<&Tensor> = self.copies.iter().collect();
         let alphas: Vec<f32> = alphas.iter().map(|&a| a as f32).collect();
-        fused::update([&tensors, &copies], [&parts], |i, [w, copy], [d]| {
+        let done = fused::update([&tensors, &copies], [&parts], |i, [w, copy], [d]| {
             *copy = *w;
             *w += alphas[i] * d;
-        })
+        });
+        if done {
+            self.filled = self.copies.len();
+        }
+        done
     }
 
-    fn copy_and_add_plain(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+    fn copy_and_add_plain(&mut self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        self.fill()?;
         no_grad(|| {
-            for (copy, tensor) in self.copies.iter().zip(&self.tensors) {
-                copy.shallow_clone().f_copy_(tensor)?;
-            }
             for ((tensor, part), &alpha) in self.tensors.iter().zip(&direction.parts).zip(alphas) {
                 if let Some(part) = part {
                     // Half kinds round once: the sum is formed in f32.
@@ -472,20 +505,17 @@ impl RestoreGuard {
 
     fn release(&self) {
         let mut perturbed = PERTURBED.lock().unwrap_or_else(PoisonError::into_inner);
-        for tensor in &self.tensors {
-            perturbed.remove(&address(tensor));
+        for address in &self.addresses {
+            perturbed.remove(address);
         }
     }
 
     fn restore(&self) {
-        if self.copies.len() != self.tensors.len() {
-            return;
-        }
-        let tensors: Vec<&Tensor> = self.tensors.iter().collect();
-        let copies: Vec<&Tensor> = self.copies.iter().collect();
+        let tensors: Vec<&Tensor> = self.tensors.iter().take(self.filled).collect();
+        let copies: Vec<&Tensor> = self.copies.iter().take(self.filled).collect();
         if !fused::update([&tensors], [&copies], |_, [w], [copy]| *w = copy) {
             no_grad(|| {
-                for (tensor, copy) in self.tensors.iter().zip(&self.copies) {
+                for (tensor, copy) in tensors.iter().zip(&copies) {
                     // Shapes and kinds agree by construction; drop can't report, and must not panic twice.
                     let _ = tensor.shallow_clone().f_copy_(copy);
                 }

@@ -128,7 +128,7 @@ impl Tridiagonal {
 ///
 /// Two passes of Gram-Schmidt against all earlier vectors (f64 inner products). Stops early on an invariant
 /// subspace, `β_j < 1e-6 · max(|α|, β)`, and then every eigenvalue of the reached subspace is exact.
-/// Memory: `m · n` scalars.
+/// Memory: `m · n` scalars of the vector's kind, and a block of 2¹⁸ columns in f64.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for `m = 0` or a zero or non-finite start; what the operator reports.
@@ -141,34 +141,52 @@ pub fn lanczos(apply: impl Fn(&Tensor) -> Result<Tensor>, v: &Tensor, m: usize) 
     if norm.is_nan() || norm <= 0.0 || norm.is_infinite() {
         return Err(Error::invalid("the start vector's norm", "positive and finite", norm));
     }
+    let steps = m.min(n);
     no_grad(|| {
-        let mut basis = vec![v / norm];
+        // One row a step, in the vector's own kind.
+        let basis = Tensor::f_empty([steps as i64, n as i64], (v.kind(), v.device()))?;
+        let row = |j: usize| basis.get(j as i64);
+        row(0).f_copy_(&(v / norm))?;
         let mut alpha: Vec<f64> = Vec::new();
         let mut beta: Vec<f64> = Vec::new();
-        for j in 0..m.min(n) {
-            let mut z = checked(tch::with_grad(|| apply(&basis[j]))?.detach(), n)?;
-            let a = dot(&basis[j], &z);
-            alpha.push(a);
-            z = &z - &basis[j] * a;
-            if j > 0 {
-                z = &z - &basis[j - 1] * beta[j - 1];
-            }
-            // Rows of the basis as one matrix: two matrix-vector products a pass.
-            let rows = Tensor::f_stack(&basis, 0)?.to_kind(Kind::Double);
-            let mut wide = z.to_kind(Kind::Double);
+        for j in 0..steps {
+            let z = checked(tch::with_grad(|| apply(&row(j)))?.detach(), n)?;
+            alpha.push(dot(&row(j), &z));
+            // α q_j + β q_{j−1} is what the first pass of Gram-Schmidt takes out.
+            let z = z.to_kind(Kind::Double).copy();
             for _ in 0..2 {
-                wide = &wide - rows.tr().f_mv(&rows.f_mv(&wide)?)?;
+                orthogonalize(&z, &basis.narrow(0, 0, j as i64 + 1))?;
             }
-            let b = wide.norm().double_value(&[]);
+            let b = z.norm().double_value(&[]);
             let scale = alpha.iter().map(|a| a.abs()).chain(beta.iter().copied()).fold(0.0, f64::max);
-            if j + 1 == m.min(n) || b <= 1e-6 * scale || b == 0.0 {
+            if j + 1 == steps || b <= 1e-6 * scale || b == 0.0 {
                 break;
             }
             beta.push(b);
-            basis.push((wide / b).to_kind(v.kind()));
+            row(j + 1).f_copy_(&(z / b))?;
         }
         Ok(Tridiagonal { alpha, beta })
     })
+}
+
+/// Columns of the basis that are converted to f64 at a time.
+const BLOCK: i64 = 1 << 18;
+
+/// `z ← z − Qᵀ(Q z)` in place, in f64, for the rows `q` `[j, n]` of a basis.
+fn orthogonalize(z: &Tensor, q: &Tensor) -> Result<()> {
+    let (rows, n) = q.size2()?;
+    let blocks = || (0..n).step_by(BLOCK as usize).map(|start| (start, BLOCK.min(n - start)));
+    let mut coefficients = Tensor::zeros([rows], (Kind::Double, z.device()));
+    for (start, length) in blocks() {
+        let wide = q.narrow(1, start, length).to_kind(Kind::Double);
+        coefficients += wide.f_mv(&z.narrow(0, start, length))?;
+    }
+    for (start, length) in blocks() {
+        let wide = q.narrow(1, start, length).to_kind(Kind::Double);
+        let part = wide.tr().f_mv(&coefficients)?;
+        let _ = z.narrow(0, start, length).f_sub_(&part)?;
+    }
+    Ok(())
 }
 
 /// Distribution of the probe vectors.

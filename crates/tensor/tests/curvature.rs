@@ -247,3 +247,38 @@ proptest! {
         prop_assert!((weights.iter().sum::<f64>() - 1.0).abs() < 1e-9);
     }
 }
+
+#[test]
+fn gradients_of_parameters_that_enter_alike_are_separate_tensors() {
+    let leaf = || Tensor::from_slice(&[1.0f32, 2.0]).set_requires_grad(true);
+    let (a, b) = (leaf(), leaf());
+    let params = ParamSet::new([("a".to_owned(), a.shallow_clone()), ("b".to_owned(), b.shallow_clone())]).unwrap();
+    let gradient = params.gradient(&(&a + &b).square().sum(Kind::Float)).unwrap();
+    gradient.scale(0.5).unwrap();
+    assert_eq!(gradient.norm(), (2.0 * (4.0 + 16.0f64)).sqrt() * 0.5 * 2.0);
+}
+
+#[test]
+fn a_frozen_set_has_no_gradient_and_nobodys_grad_field_changes() {
+    let w = Tensor::from_slice(&[1.0f32]).set_requires_grad(true);
+    let frozen = Tensor::from_slice(&[2.0f32]);
+    let params = ParamSet::new([("frozen".to_owned(), frozen.shallow_clone())]).unwrap();
+    let gradient = params.gradient(&(&w * &frozen).sum(Kind::Float)).unwrap();
+    assert!(gradient.is_empty() && !w.grad().defined());
+}
+
+#[test]
+fn the_gradient_check_puts_values_back_when_the_loss_fails() {
+    let w = Tensor::from_slice(&[0.7f64, -0.3]).set_requires_grad(true);
+    let params = ParamSet::new([("w".to_owned(), w.shallow_clone())]).unwrap();
+    let mut calls = 0;
+    let result = gradient_check(&params, 1e-3, || {
+        calls += 1;
+        if calls == 3 {
+            return Err(Error::Detached { what: "the third call".into() });
+        }
+        Ok(w.square().sum(Kind::Double))
+    });
+    assert!(result.is_err());
+    assert_eq!(Vec::<f64>::try_from(w.detach()).unwrap(), [0.7, -0.3]);
+}

@@ -38,7 +38,7 @@ fn norm_dot_and_axpy_agree_with_the_flat_vector_in_both_kinds() {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         assert!((set.norm() - dot(&w, &w).sqrt()).abs() < 1e-9);
         assert!((d.norm() - dot(&v, &v).sqrt()).abs() < 1e-9);
-        assert!((d.dot(&set.snapshot()) - dot(&v, &w)).abs() < 1e-9);
+        assert!((d.dot(&set.snapshot()).unwrap() - dot(&v, &w)).abs() < 1e-9);
         set.axpy(-0.5, &d).unwrap();
         for ((after, w), v) in flat(set.tensors()).iter().zip(&w).zip(&v) {
             assert!((after - (w - 0.5 * v)).abs() < 1e-6);
@@ -127,8 +127,12 @@ fn directions_of_another_shape_are_refused_by_name() {
     let set = set(Kind::Float, 1);
     let mut parts: Vec<Option<Tensor>> = (0..4).map(|_| None).collect();
     parts[1] = Some(Tensor::zeros([16], (Kind::Float, Device::Cpu)));
-    let message = set.axpy(1.0, &ParamVec::new(parts)).unwrap_err().to_string();
-    assert!(message.contains("[17]") && message.contains("[16]"), "{message}");
+    let short = ParamVec::new(parts);
+    let message = set.axpy(1.0, &short).unwrap_err().to_string();
+    assert!(message.contains("\"p1\"") && message.contains("[17]") && message.contains("[16]"), "{message}");
+    assert!(matches!(set.axpy(1.0, &ParamVec::new(vec![])), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(set.snapshot().dot(&short), Err(Error::Shape { .. })));
+    assert!(matches!(short.dot(&ParamVec::new(vec![])), Err(Error::InvalidArgument { .. })));
     let message = set.assign(&ParamVec::new(vec![])).unwrap_err().to_string();
     assert!(message.contains('4') && message.contains('0'), "{message}");
     assert!(set.unflatten(&Tensor::zeros([5], (Kind::Float, Device::Cpu))).is_err());
@@ -174,6 +178,8 @@ fn fused_loops_decline_what_they_cannot_do_and_change_nothing() {
     assert!(!add(&f.narrow(0, 0, 4), &f.narrow(0, 1, 4)));
     assert_eq!(f.sum(Kind::Float).double_value(&[]), 6.0);
     assert!(add(&f.narrow(0, 0, 3), &f.narrow(0, 3, 3)));
+    let negated = f.internal_neg_view();
+    assert!(fused::reduce([&[&negated]], |_, [x]| [f64::from(x)]).is_none(), "its memory has the other sign");
     assert!(fused::reduce([&[&d]], |_, [x]| [f64::from(x)]).is_none());
     assert_eq!(fused::reduce([&[]], |_, [x]| [f64::from(x)]), Some([0.0]));
 }

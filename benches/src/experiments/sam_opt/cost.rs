@@ -8,6 +8,7 @@ use anyhow::Result;
 use sam_opt::base::Slot;
 use sam_opt::{BaseOptimizer, Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
 use tensor::params::Scratch;
+use tensor::{ParamSet, ParamVec};
 
 const METRIC: &str = "step";
 
@@ -16,6 +17,7 @@ pub(super) fn experiment() -> Experiment {
     for net in ["small", "large"] {
         for (key, label, role) in [
             ("sgd", "SGD", Role::Baseline),
+            ("sgd wrapped", "SGD through SAM at ρ 0", Role::Reference),
             ("sam", "SAM", Role::Method),
             ("asam", "ASAM", Role::Method),
             ("gsam", "GSAM", Role::Method),
@@ -42,8 +44,9 @@ pub(super) fn experiment() -> Experiment {
             title: "Cost of a step".into(),
             protocol:
                 "One training step of each optimizer over SGD with momentum, interleaved in one process (a round \
-                of each in turn, median of the rounds, bootstrap interval of the ratio). The floor for two passes is \
-                2. \"Vector work\" is everything in a SAM step that isn't a pass: norm, perturbation, restoring, final \
+                of each in turn, median of the rounds, bootstrap interval of the ratio). \"SGD\" is one gradient and \
+                the base optimizer's own step, without any of our wrapper; what the wrapper adds at radius 0 is shown \
+                beside it. The floor for two passes is 2. \"Vector work\" is everything in a SAM step that isn't a pass: norm, perturbation, restoring, final \
                 norm, base step."
                     .into(),
             data: vec![],
@@ -100,14 +103,14 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
 }
 
 fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
-    let models: Vec<Model> = (0..6).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
+    let models: Vec<Model> = (0..7).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
     let base = || Sgd::with_momentum(0.01, 0.9);
     let arm = |key: &str| format!("{key} {}", net.name);
-    let mut candidates = Vec::new();
+    let mut candidates = vec![base_alone(&arm("sgd"), net, &models[0])?];
     for (key, config, model) in [
-        ("sgd", SamConfig::sam(0.0), &models[0]),
-        ("sam", SamConfig::sam(0.05), &models[1]),
-        ("asam", SamConfig::asam(0.5), &models[2]),
+        ("sgd wrapped", SamConfig::sam(0.0), &models[1]),
+        ("sam", SamConfig::sam(0.05), &models[2]),
+        ("asam", SamConfig::asam(0.5), &models[3]),
     ] {
         let mut sam = Sam::new(vec![model.group()], base(), config)?;
         candidates.push(Candidate::new(&arm(key), net.steps, move || {
@@ -115,20 +118,41 @@ fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
             Ok(())
         }));
     }
-    let mut gsam = Gsam::new(vec![models[3].group()], base(), GsamConfig { alpha: 0.1, sam: SamConfig::sam(0.05) })?;
-    let model = &models[3];
+    let model = &models[4];
+    let mut gsam = Gsam::new(vec![model.group()], base(), GsamConfig { alpha: 0.1, sam: SamConfig::sam(0.05) })?;
     candidates.push(Candidate::new(&arm("gsam"), net.steps, move || {
         gsam.step(model.closure())?;
         Ok(())
     }));
-    let mut sagm = Sagm::new(vec![models[4].group()], base(), SagmConfig { alpha: 0.001, sam: SamConfig::sam(0.05) })?;
-    let model = &models[4];
+    let model = &models[5];
+    let mut sagm = Sagm::new(vec![model.group()], base(), SagmConfig { alpha: 0.001, sam: SamConfig::sam(0.05) })?;
     candidates.push(Candidate::new(&arm("sagm"), net.steps, move || {
         sagm.step(model.closure())?;
         Ok(())
     }));
-    candidates.push(vector_work(&arm("vector"), net, &models[5])?);
+    candidates.push(vector_work(&arm("vector"), net, &models[6])?);
     interleave(context, METRIC, rounds, &mut candidates)
+}
+
+/// The step that every cost is measured against: a gradient, and the base optimizer's step on it.
+fn base_alone<'a>(arm: &str, net: &Net, model: &'a Model) -> Result<Candidate<'a>> {
+    let params = model.params()?;
+    let mut base = Sgd::with_momentum(0.01, 0.9);
+    Ok(Candidate::new(arm, net.steps, move || {
+        let gradient = params.gradient(&model.loss())?;
+        base_step(&mut base, &params, &gradient)
+    }))
+}
+
+/// The base optimizer's step on a gradient of all parameters.
+fn base_step(base: &mut Sgd, params: &ParamSet, gradient: &ParamVec) -> Result<()> {
+    let slots: Vec<Slot<'_>> = params
+        .iter()
+        .zip(gradient.present())
+        .enumerate()
+        .map(|(index, ((name, param), grad))| Slot { index, name, param, grad, lr_scale: 1.0, weight_decay: None })
+        .collect();
+    Ok(base.step(&slots)?)
 }
 
 /// What a SAM step does besides its two passes, on a fixed gradient.
@@ -142,13 +166,47 @@ fn vector_work<'a>(arm: &str, net: &Net, model: &'a Model) -> Result<Candidate<'
         let guard = params.perturb(&vec![factor; params.len()], &gradient, scratch.take())?;
         scratch = Some(guard.close());
         std::hint::black_box(gradient.norm());
-        let slots: Vec<Slot<'_>> = params
-            .iter()
-            .zip(gradient.present())
-            .enumerate()
-            .map(|(index, ((name, param), grad))| Slot { index, name, param, grad, lr_scale: 1.0, weight_decay: None })
-            .collect();
-        base.step(&slots)?;
-        Ok(())
+        base_step(&mut base, &params, &gradient)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use tensor::tch::Device;
+
+    /// A network that takes no time.
+    const TINY: Net = Net { name: "tiny", widths: &[4, 8, 10], batch: 10, steps: 3 };
+
+    #[test]
+    fn the_reference_takes_one_pass_and_the_same_steps_as_the_wrapper_at_radius_zero() {
+        let (alone, wrapped) = (Model::new(&TINY, Device::Cpu).unwrap(), Model::new(&TINY, Device::Cpu).unwrap());
+        (base_alone("sgd", &TINY, &alone).unwrap().round)().unwrap();
+        let base = Sgd::with_momentum(0.01, 0.9);
+        let mut sam = Sam::new(vec![wrapped.group()], base, SamConfig::sam(0.0)).unwrap();
+        for _ in 0..TINY.steps {
+            sam.step(wrapped.closure()).unwrap();
+        }
+        let (a, b) = (alone.params().unwrap(), wrapped.params().unwrap());
+        let start = Model::new(&TINY, Device::Cpu).unwrap().params().unwrap();
+        for ((a, b), start) in a.tensors().iter().zip(b.tensors()).zip(start.tensors()) {
+            assert_eq!(a, b);
+            assert_ne!(a, start);
+        }
+    }
+
+    #[test]
+    fn every_arm_is_timed() {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        let context =
+            Context { mode: Mode::Quick, device: Device::Cpu, threads: 1, peer_python: None, interrupted: &NEVER };
+        let timed: Vec<String> = time(&context, &TINY, 1).unwrap().into_iter().map(|(arm, _)| arm).collect();
+        let of_small = |arm: &Arm| arm.name.strip_suffix("small").map(|key| format!("{key}tiny"));
+        let described: Vec<String> = experiment().spec.arms.iter().filter_map(of_small).collect();
+        assert_eq!(timed, described);
+        let claims = experiment().spec.claims;
+        let references: Vec<&str> = claims.iter().map(|c| c.reference.as_str()).collect();
+        assert!(references.iter().all(|r| !r.contains("wrapped")), "a cost is measured against our own wrapper");
+    }
 }

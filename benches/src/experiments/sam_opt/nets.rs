@@ -9,7 +9,7 @@ use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Net {
     pub(super) name: &'static str,
-    widths: &'static [i64],
+    pub(super) widths: &'static [i64],
     pub(super) batch: i64,
     pub(super) steps: usize,
 }

@@ -1,6 +1,6 @@
 //! Adam and AdamW.
 
-use super::{BaseOptimizer, Moments, Slot, check, load, prepare, save, state_kind};
+use super::{BaseOptimizer, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
 use crate::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ impl Rule<'_> {
     fn states<'a>(self, states: &'a [Option<Moments>], slots: &[Slot<'_>]) -> Option<Vec<(&'a Moments, Scalars)>> {
         slots
             .iter()
-            .map(|slot| states[slot.index].as_ref().map(|state| (state, self.scalars(slot, state.steps))))
+            .map(|slot| states[slot.index].as_ref().map(|state| (state, self.scalars(slot, state.steps + 1))))
             .collect()
     }
 
@@ -68,21 +68,22 @@ impl Rule<'_> {
     fn step_plain(self, states: &[Option<Moments>], slots: &[Slot<'_>]) -> Result<()> {
         let Some(states) = self.states(states, slots) else { return Ok(()) };
         no_grad(|| {
+            let mut pending = Pending::default();
             for (slot, (state, scalars)) in slots.iter().zip(states) {
                 let kind = state_kind(slot.param);
                 let w = slot.param.to_kind(kind);
                 let g = slot.grad.to_kind(kind).f_add(&w.f_mul_scalar(scalars.decay)?)?;
                 let (m, v) = (&state.moments[0], &state.moments[1]);
-                let next = m.f_mul_scalar(self.config.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.config.beta1)?)?;
-                m.shallow_clone().f_copy_(&next)?;
-                let next =
-                    v.f_mul_scalar(self.config.beta2)?.f_add(&g.f_square()?.f_mul_scalar(1.0 - self.config.beta2)?)?;
-                v.shallow_clone().f_copy_(&next)?;
-                let scale = v.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(self.config.eps)?;
-                let moved = w.f_mul_scalar(scalars.shrink)?.f_sub(&m.f_mul_scalar(scalars.step)?.f_div(&scale)?)?;
-                slot.param.shallow_clone().f_copy_(&moved)?;
+                let m_next = m.f_mul_scalar(self.config.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.config.beta1)?)?;
+                let square = g.f_square()?.f_mul_scalar(1.0 - self.config.beta2)?;
+                let v_next = v.f_mul_scalar(self.config.beta2)?.f_add(&square)?;
+                let scale = v_next.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(self.config.eps)?;
+                let move_by = m_next.f_mul_scalar(scalars.step)?.f_div(&scale)?;
+                pending.write(slot.param, w.f_mul_scalar(scalars.shrink)?.f_sub(&move_by)?);
+                pending.write(m, m_next);
+                pending.write(v, v_next);
             }
-            Ok(())
+            pending.commit()
         })
     }
 }
@@ -169,10 +170,11 @@ impl<const DECOUPLED: bool> BaseOptimizer for AdamFamily<DECOUPLED> {
 
     fn step(&mut self, slots: &[Slot<'_>]) -> Result<()> {
         prepare(&mut self.states, slots, 2);
-        if self.rule().step_fused(&self.states, slots) {
-            return Ok(());
+        if !self.rule().step_fused(&self.states, slots) {
+            self.rule().step_plain(&self.states, slots)?;
         }
-        self.rule().step_plain(&self.states, slots)
+        count(&mut self.states, slots);
+        Ok(())
     }
 
     fn lr(&self) -> f64 {
@@ -183,8 +185,8 @@ impl<const DECOUPLED: bool> BaseOptimizer for AdamFamily<DECOUPLED> {
         self.config.lr = lr;
     }
 
-    fn weight_decay(&self) -> f64 {
-        self.config.weight_decay
+    fn coupled_decay(&self) -> Option<f64> {
+        (!DECOUPLED).then_some(self.config.weight_decay)
     }
 
     fn settings(&self) -> Value {
@@ -215,12 +217,14 @@ mod tests {
                 |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
                 |a, slots| a.rule().step_plain(&a.states, slots).unwrap(),
                 |a, slots| prepare(&mut a.states, slots, 2),
+                |a, slots| count(&mut a.states, slots),
             );
             paths_agree(
                 || AdamW::from_config(AdamConfig { lr: 0.01, weight_decay, ..AdamConfig::default() }),
                 |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
                 |a, slots| a.rule().step_plain(&a.states, slots).unwrap(),
                 |a, slots| prepare(&mut a.states, slots, 2),
+                |a, slots| count(&mut a.states, slots),
             );
         }
     }

@@ -3,14 +3,15 @@
 use super::{BaseOptimizer, Slot};
 use crate::{Error, Result};
 use tensor::StateDict;
-use tensor::tch::{Kind, Tensor, nn::Optimizer, no_grad};
+use tensor::tch::{Kind, Tensor, nn::Optimizer};
 
 /// Writes the final gradient into `.grad` and calls a `tch::nn::Optimizer`.
 ///
 /// The optimizer inside keeps its own groups: `lr_scale` and `weight_decay` of Tessera's groups can't reach it
 /// and are refused. Its state can't be read through `tch`, so it can't be saved: use [`Sgd`](super::Sgd),
-/// [`Adam`](super::Adam) or [`AdamW`](super::AdamW) where that matters. A parameter that has no gradient in
-/// one step, but had one in an earlier step, gets zeros (libtorch can't take a gradient away through `tch`).
+/// [`Adam`](super::Adam) or [`AdamW`](super::AdamW) where that matters. It moves the parameters of the store that
+/// it was built over, and no others; their `.grad` fields hold the final gradient after a step. What it did when
+/// libtorch reports an error in the middle of a step can't be undone.
 #[derive(Debug)]
 pub struct TchOptimizer {
     inner: Optimizer,
@@ -43,13 +44,9 @@ impl BaseOptimizer for TchOptimizer {
         }
         self.inner.zero_grad();
         for slot in slots {
-            let stored = slot.param.grad();
-            if stored.defined() {
-                no_grad(|| stored.shallow_clone().f_copy_(slot.grad))?;
-            } else {
-                // d/dw Σ w·g = g exactly: the one way to create `.grad` through tch.
-                slot.param.f_mul(&slot.grad.detach())?.f_sum(Kind::Float)?.f_backward()?;
-            }
+            // `zero_grad` has taken the old gradients away. d/dw Σ w·g = g exactly: the one way to create `.grad`
+            // through tch.
+            slot.param.f_mul(&slot.grad.detach())?.f_sum(Kind::Float)?.f_backward()?;
         }
         self.inner.step();
         Ok(())
@@ -64,9 +61,9 @@ impl BaseOptimizer for TchOptimizer {
         self.inner.set_lr(lr);
     }
 
-    fn weight_decay(&self) -> f64 {
-        // The inner optimizer applies its own.
-        0.0
+    fn coupled_decay(&self) -> Option<f64> {
+        // The inner optimizer applies its own, and can't be told otherwise.
+        None
     }
 
     fn settings(&self) -> serde_json::Value {

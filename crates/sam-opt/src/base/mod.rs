@@ -46,7 +46,7 @@ pub trait BaseOptimizer {
     /// Applies one step to the parameters that have a gradient.
     ///
     /// # Errors
-    /// What libtorch reports.
+    /// What libtorch reports; parameters and state are unchanged then.
     fn step(&mut self, slots: &[Slot<'_>]) -> Result<()>;
 
     /// The learning rate.
@@ -55,8 +55,9 @@ pub trait BaseOptimizer {
     /// Sets the learning rate.
     fn set_lr(&mut self, lr: f64);
 
-    /// Weight decay of parameters whose group has none of its own.
-    fn weight_decay(&self) -> f64;
+    /// Weight decay of parameters whose group has none of its own, if decay is a part of the gradient (`λw`) that
+    /// a wrapping optimizer may take over; `None` where it isn't.
+    fn coupled_decay(&self) -> Option<f64>;
 
     /// The settings apart from the learning rate, which a saved state must share.
     fn settings(&self) -> serde_json::Value;
@@ -99,7 +100,33 @@ pub(crate) fn prepare(states: &mut Vec<Option<Moments>>, slots: &[Slot<'_>], cou
         if states.len() <= slot.index {
             states.resize_with(slot.index + 1, || None);
         }
-        states[slot.index].get_or_insert_with(|| Moments::zeros(count, slot.param)).steps += 1;
+        states[slot.index].get_or_insert_with(|| Moments::zeros(count, slot.param));
+    }
+}
+
+/// Counts a step that has been done.
+pub(crate) fn count(states: &mut [Option<Moments>], slots: &[Slot<'_>]) {
+    for slot in slots {
+        if let Some(Some(state)) = states.get_mut(slot.index) {
+            state.steps += 1;
+        }
+    }
+}
+
+/// New values for some tensors, written only when all of them are computed.
+#[derive(Debug, Default)]
+pub(crate) struct Pending(Vec<(Tensor, Tensor)>);
+
+impl Pending {
+    pub(crate) fn write(&mut self, target: &Tensor, value: Tensor) {
+        self.0.push((target.shallow_clone(), value));
+    }
+
+    pub(crate) fn commit(self) -> Result<()> {
+        for (mut target, value) in self.0 {
+            target.f_copy_(&value)?;
+        }
+        Ok(())
     }
 }
 
@@ -176,6 +203,11 @@ pub(crate) fn load(
             }
             loaded.push(tensor.to_device(param.device()).to_kind(state_kind(param)).copy());
         }
+        let valid = steps.numel() == 1 && steps.kind() == Kind::Int64 && steps.int64_value(&[0]) >= 0;
+        if !valid {
+            let reason = format!("\"steps/{name}\" isn't one count, but {:?} of {:?}.", steps.size(), steps.kind());
+            return Err(Error::State { reason });
+        }
         states.push(Some(Moments { steps: steps.int64_value(&[0]), moments: loaded }));
     }
     Ok((lr, states))
@@ -202,6 +234,7 @@ pub(crate) mod test_support {
         fused: impl Fn(&mut B, &[Slot<'_>]),
         plain: impl Fn(&mut B, &[Slot<'_>]),
         prepare: impl Fn(&mut B, &[Slot<'_>]),
+        count: impl Fn(&mut B, &[Slot<'_>]),
     ) {
         let shapes: [&[i64]; 4] = [&[40, 30], &[7], &[1], &[3, 5, 2]];
         let random = |seed: Seed| -> Vec<Tensor> {
@@ -233,6 +266,7 @@ pub(crate) mod test_support {
                     .collect();
                 prepare(&mut base, &slots);
                 step(&mut base, &slots);
+                count(&mut base, &slots);
             }
             params
         };

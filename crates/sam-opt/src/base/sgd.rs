@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{BaseOptimizer, Moments, Slot, check, load, prepare, save, state_kind};
+use super::{BaseOptimizer, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ pub struct SgdConfig {
 
 impl Default for SgdConfig {
     fn default() -> Self {
-        Self { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 }
+        Self { lr: 0.1, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 }
     }
 }
 
@@ -103,7 +103,7 @@ impl Sgd {
     fn buffers(&self, slots: &[Slot<'_>]) -> Option<(Vec<&Tensor>, Vec<bool>)> {
         slots
             .iter()
-            .map(|s| self.states[s.index].as_ref().map(|state| (&state.moments[0], state.steps == 1)))
+            .map(|s| self.states[s.index].as_ref().map(|state| (&state.moments[0], state.steps == 0)))
             .collect::<Option<Vec<_>>>()
             .map(|pairs| pairs.into_iter().unzip())
     }
@@ -111,6 +111,7 @@ impl Sgd {
     /// The same by libtorch operations, for every device and kind.
     fn step_plain(&self, slots: &[Slot<'_>]) -> Result<()> {
         no_grad(|| {
+            let mut pending = Pending::default();
             for slot in slots {
                 let kind = state_kind(slot.param);
                 let w = slot.param.to_kind(kind);
@@ -123,7 +124,7 @@ impl Sgd {
                     && let Some(state) = &self.states[slot.index]
                 {
                     let b = &state.moments[0];
-                    let next = if state.steps == 1 {
+                    let next = if state.steps == 0 {
                         d.shallow_clone()
                     } else {
                         b.f_mul_scalar(self.config.momentum)?.f_add(&d.f_mul_scalar(1.0 - self.config.dampening)?)?
@@ -135,10 +136,9 @@ impl Sgd {
                         b.shallow_clone()
                     };
                 }
-                let moved = w.f_sub(&d.f_mul_scalar(self.config.lr * slot.lr_scale)?)?;
-                slot.param.shallow_clone().f_copy_(&moved)?;
+                pending.write(slot.param, w.f_sub(&d.f_mul_scalar(self.config.lr * slot.lr_scale)?)?);
             }
-            Ok(())
+            pending.commit()
         })
     }
 }
@@ -156,7 +156,11 @@ impl BaseOptimizer for Sgd {
         if self.config.momentum != 0.0 {
             prepare(&mut self.states, slots, 1);
         }
-        if self.step_fused(slots) { Ok(()) } else { self.step_plain(slots) }
+        if !self.step_fused(slots) {
+            self.step_plain(slots)?;
+        }
+        count(&mut self.states, slots);
+        Ok(())
     }
 
     fn lr(&self) -> f64 {
@@ -167,8 +171,8 @@ impl BaseOptimizer for Sgd {
         self.config.lr = lr;
     }
 
-    fn weight_decay(&self) -> f64 {
-        self.config.weight_decay
+    fn coupled_decay(&self) -> Option<f64> {
+        Some(self.config.weight_decay)
     }
 
     fn settings(&self) -> Value {
@@ -206,6 +210,7 @@ mod tests {
                         prepare(&mut sgd.states, slots, 1);
                     }
                 },
+                |sgd, slots| count(&mut sgd.states, slots),
             );
         }
     }
