@@ -8,9 +8,15 @@ use datasets::mfeat::View;
 use datasets::{Images, cache, domains, fashion, mfeat, mnist10k, optdigits};
 use ndarray::s;
 
-/// Whether the set is in the cache; says so if not.
+/// Whether the set is in the cache; says so if not. `TESSERA_REQUIRE_DATA` (names with commas between, set by `cargo xtask test` for the
+/// sets that it has fetched) makes a missing set a failure.
 fn present(name: &str) -> bool {
-    let present = cache::is_present(name).unwrap_or(false);
+    let present = cache::is_present(name).expect("the cache's folder is known");
+    let required = std::env::var("TESSERA_REQUIRE_DATA").unwrap_or_default();
+    assert!(
+        present || !required.split(',').any(|r| r == name),
+        "the data set `{name}` is required, but it isn't in the cache"
+    );
     if !present {
         println!("skipped: the data set `{name}` isn't in the cache (cargo xtask data fetch {name})");
     }

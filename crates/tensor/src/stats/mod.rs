@@ -21,7 +21,8 @@
 //! | order statistics | [`median`], [`quantile`] |
 //!
 //! All functions refuse NaN, infinities, unequal lengths and too few values with a [`StatsError`] that names what came; finite input never
-//! gives NaN. The results agree with SciPy's, which the tests hold as numbers.
+//! gives NaN. The results agree with SciPy's under the options that each function
+//! names, which the tests hold as numbers.
 
 mod bootstrap;
 mod describe;

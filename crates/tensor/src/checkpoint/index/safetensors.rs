@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Cursor, Read, Seek};
 
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::reader::HeaderReader;
 use super::{Entry, IndexError, Limits, elements, no_duplicates, no_overlaps, overflow, within};
@@ -111,9 +111,10 @@ pub fn read_safetensors<R: Read + Seek>(file: &mut R, limits: &Limits) -> Result
             problem: format!("its header must begin with `{{`, but {came}"),
         });
     }
-    let Header { tensors, metadata } =
-        serde_json::from_slice(&text).map_err(|e| IndexError::malformed(e.to_string()))?;
-    within("the number of tensors", tensors.len() as u64, limits.tensors)?;
+    let mut json = serde_json::Deserializer::from_slice(&text);
+    let header = HeaderSeed(limits).deserialize(&mut json).and_then(|header| json.end().map(|()| header));
+    let Header { tensors, count, metadata } = header.map_err(|e| IndexError::malformed(e.to_string()))?;
+    within("the number of tensors", count, limits.tensors)?;
     within("the number of metadata keys", metadata.len() as u64, limits.metadata)?;
     no_duplicates(metadata.iter().map(|(key, _)| key.as_str()))?;
     no_duplicates(tensors.iter().map(|(name, _)| name.as_str()))?;
@@ -192,7 +193,10 @@ fn fill(entries: &[Entry<SafeDtype>], start: u64, file_len: u64) -> Result<(), I
 
 /// The header's object as pairs, so that a name that comes twice is seen.
 struct Header {
+    /// At most as many as the limit allows.
     tensors: Vec<(String, RawTensor)>,
+    /// How many there are.
+    count: u64,
     metadata: Vec<(String, String)>,
 }
 
@@ -211,9 +215,16 @@ impl Dimensions {
     const MOST: usize = 64;
 }
 
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct HeaderVisitor;
+/// Reads a header and keeps no more tensors than the limit allows; the others are only counted.
+struct HeaderSeed<'a>(&'a Limits);
+
+impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
+    type Value = Header;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Header, D::Error> {
+        struct HeaderVisitor {
+            most: u64,
+        }
 
         impl<'de> Visitor<'de> for HeaderVisitor {
             type Value = Header;
@@ -223,7 +234,7 @@ impl<'de> Deserialize<'de> for Header {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut tensors = Vec::new();
+                let (mut tensors, mut count) = (Vec::new(), 0);
                 let mut metadata = None;
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
@@ -231,15 +242,20 @@ impl<'de> Deserialize<'de> for Header {
                         if metadata.replace(pairs).is_some() {
                             return Err(A::Error::duplicate_field("__metadata__"));
                         }
-                    } else {
+                        continue;
+                    }
+                    count += 1;
+                    if count <= self.most {
                         tensors.push((name, map.next_value()?));
+                    } else {
+                        map.next_value::<IgnoredAny>()?;
                     }
                 }
-                Ok(Header { tensors, metadata: metadata.unwrap_or_default() })
+                Ok(Header { tensors, count, metadata: metadata.unwrap_or_default() })
             }
         }
 
-        deserializer.deserialize_map(HeaderVisitor)
+        deserializer.deserialize_map(HeaderVisitor { most: self.0.tensors })
     }
 }
 
