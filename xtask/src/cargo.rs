@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::places::Places;
-use crate::process::{Stream, capture, watch};
+use crate::process::{Stream, describe, watch};
 use crate::ui::{Spinner, duration, note};
 
 /// The parts of `cargo metadata` that are used here.
@@ -71,13 +72,8 @@ pub(crate) struct WithoutLibtorch {
 impl Metadata {
     /// Asks cargo.
     pub(crate) fn read(places: &Places) -> Result<Self> {
-        let mut cargo = places.cargo();
-        let output =
-            cargo.args(["metadata", "--no-deps", "--format-version=1"]).output().context("cargo can't be started")?;
-        if !output.status.success() {
-            bail!("`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        serde_json::from_slice(&output.stdout).context("`cargo metadata` printed what can't be read")
+        let answer = asked(places.cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
+        serde_json::from_slice(&answer).context("`cargo metadata` printed what can't be read")
     }
 
     /// `[workspace.metadata.tessera] without-libtorch = ["crate --options", …]`, for packages that exist.
@@ -95,6 +91,17 @@ impl Metadata {
     /// The package of that name.
     pub(crate) fn package(&self, name: &str) -> Option<&Package> {
         self.packages.iter().find(|package| package.name == name)
+    }
+
+    /// Whether a package depends on another member of the workspace, in its tests or through others of them.
+    pub(crate) fn depends_on(&self, package: &str, wanted: &str) -> bool {
+        let mut seen = BTreeSet::from([package]);
+        let mut open = vec![package];
+        while let Some(name) = open.pop() {
+            let dependencies = self.package(name).into_iter().flat_map(|package| &package.dependencies);
+            open.extend(dependencies.map(|one| one.name.as_str()).filter(|one| seen.insert(one)));
+        }
+        seen.contains(wanted)
     }
 
     /// An error that lists the packages, unless all names are among them.
@@ -116,15 +123,24 @@ impl Package {
     }
 }
 
+/// What a short cargo prints; its own words when it fails.
+fn asked(cargo: &mut Command) -> Result<Vec<u8>> {
+    let output = cargo.output().context("cargo can't be started")?;
+    if !output.status.success() {
+        bail!("`{}` failed: {}", describe(cargo), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}
+
 /// Whether a package, with its default features and its tests, links libtorch.
-pub(crate) fn links_libtorch(places: &Places, package: &str, options: &[String]) -> bool {
+pub(crate) fn links_libtorch(places: &Places, package: &str, options: &[String]) -> Result<bool> {
     let mut cargo = places.cargo();
     cargo
         .args(["tree", "--prefix=none", "--format={p}", "--edges=normal,build,dev"])
         .args(["--package", package])
         .args(options);
-    // If cargo can't say, libtorch is set up: that is never wrong, only longer.
-    capture(&mut cargo).is_none_or(|tree| tree.lines().any(|line| line.starts_with("torch-sys ")))
+    let tree = asked(&mut cargo)?;
+    Ok(String::from_utf8_lossy(&tree).lines().any(|line| line.starts_with("torch-sys ")))
 }
 
 #[derive(Deserialize)]
@@ -144,7 +160,8 @@ struct MessageTarget {
 /// Builds with a line that names what has been under way longest, and returns the programs by name.
 pub(crate) fn build(places: &Places, what: &str, options: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
     let mut cargo = places.cargo();
-    cargo.arg("build").args(options).arg("--message-format=json-render-diagnostics");
+    // Colours would stand between the words of the lines that are read here.
+    cargo.args(["build", "--color=never"]).args(options).arg("--message-format=json-render-diagnostics");
     let mut spinner = Spinner::start(format!("building {what}"));
     let mut busy: BTreeMap<String, Instant> = BTreeMap::new();
     let mut done: BTreeSet<String> = BTreeSet::new();
@@ -215,7 +232,11 @@ fn package_name(id: &str) -> Option<String> {
     })
 }
 
+/// Programs are linked after the last library was compiled, and cargo says nothing of it.
 fn progress(busy: &BTreeMap<String, Instant>, done: usize) -> String {
+    if busy.is_empty() {
+        return format!("{done} crates done; now linking");
+    }
     let mut longest: Vec<(&String, &Instant)> = busy.iter().collect();
     longest.sort_by_key(|(_, since)| **since);
     let names: Vec<&str> = longest
@@ -239,6 +260,32 @@ mod tests {
         assert_eq!(compiling("warning: unused"), None);
         assert_eq!(package_name("registry+https://x/index#torch-sys@0.24.0"), Some("torch-sys".into()));
         assert_eq!(package_name("path+file:///w/crates/tensor#0.1.0"), Some("tensor".into()));
+    }
+
+    #[test]
+    fn when_nothing_is_compiled_it_is_linking() {
+        let mut busy = BTreeMap::new();
+        assert_eq!(progress(&busy, 7), "7 crates done; now linking");
+        busy.insert("clap".to_owned(), Instant::now());
+        assert_eq!(progress(&busy, 7), "7 crates done; now clap");
+    }
+
+    #[test]
+    fn dependencies_are_followed_through_the_workspace_and_round_in_circles() {
+        let package = |name: &str, on: &str, kind: &str| {
+            format!(
+                r#"{{"name": "{name}", "targets": [], "dependencies": [{{"name": "{on}", "kind": {kind}, "path": "/w"}}]}}"#
+            )
+        };
+        let packages = [package("a", "b", "null"), package("b", "a", r#""dev""#), package("c", "datasets", r#""dev""#)];
+        let with = |packages: &[String]| -> Metadata {
+            serde_json::from_str(&format!(r#"{{"packages": [{}]}}"#, packages.join(","))).unwrap()
+        };
+        let metadata = with(&packages);
+        assert!(metadata.depends_on("datasets", "datasets") && metadata.depends_on("c", "datasets"));
+        assert!(!metadata.depends_on("a", "datasets"));
+        let metadata = with(&[package("a", "c", "null"), packages[2].clone()]);
+        assert!(metadata.depends_on("a", "datasets"));
     }
 
     #[test]

@@ -7,10 +7,11 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::fetch::{self, Archive, Fetcher, MissingClient, Source};
+use crate::fetch::{self, Archive, Fetcher, MissingClient, Source, Unreachable};
 use crate::files::{self, Expected, Lock, Temporary};
 use crate::places::Places;
 use crate::process::Interrupted;
+use crate::setup;
 use crate::ui::{bytes, note, table};
 use crate::unpack::{Take, unpack};
 
@@ -38,8 +39,8 @@ pub(crate) struct Set {
     sha256: Option<String>,
     /// Its licence.
     pub licence: String,
-    #[serde(rename = "note")]
-    _note: Option<String>,
+    /// Where it comes from.
+    pub note: Option<String>,
     #[serde(default)]
     file: Vec<DataFile>,
 }
@@ -95,6 +96,24 @@ impl Set {
             }
         }
         Ok(State::Present)
+    }
+
+    /// Whether a client fetches it, as opposed to those that are compiled in.
+    pub(crate) fn is_packaged(&self) -> bool {
+        self.source != Source::Repository
+    }
+
+    /// Whether it lies in the cache with the right lengths; one that is compiled in does not.
+    pub(crate) fn is_cached(&self, places: &Places) -> bool {
+        matches!(self.state(places, false), Ok(State::Present))
+    }
+
+    /// The package that it comes from, with the client that fetches it.
+    pub(crate) fn origin(&self) -> String {
+        match (&self.package, &self.version) {
+            (Some(package), Some(version)) => format!("{} {package} {version}", self.source),
+            _ => "this repository".to_owned(),
+        }
     }
 
     /// The size of its files.
@@ -241,13 +260,20 @@ fn fetch(places: &Places, names: Option<&[String]>, offline: bool, speak: bool) 
     }
     let chosen = all.iter().filter(|set| names.is_none_or(|names| names.contains(&set.name)));
     let mut outcome = Outcome::default();
+    let mut unreachable = Vec::new();
     for set in chosen {
         // Commands that go on anyway look at lengths only; the loaders check hashes.
+        if matches!(set.state(places, speak)?, State::BuiltIn | State::Present) {
+            if speak {
+                note(format!("{}: there", set.name));
+            }
+            continue;
+        }
+        let _lock = Lock::on(&places.cache)?;
+        // Another process may have made it while we waited.
         match set.state(places, speak)? {
             State::BuiltIn | State::Present => {
-                if speak {
-                    note(format!("{}: there", set.name));
-                }
+                note(format!("{}: there", set.name));
                 continue;
             }
             State::Missing => {}
@@ -255,7 +281,11 @@ fn fetch(places: &Places, names: Option<&[String]>, offline: bool, speak: bool) 
                 note(format!("{}: damaged ({fault}), made again", set.name));
             }
         }
-        let _lock = Lock::on(&places.cache)?;
+        if unreachable.contains(&set.source) && !fetch::still_to_fetch(places, &[set.archive()?]).is_empty() {
+            note(format!("{}: not tried, because the registry of {} can't be reached", set.name, set.source));
+            outcome.failed.push(set.name.clone());
+            continue;
+        }
         match set.fetch(places, offline) {
             Ok(()) => {
                 note(format!("{}: fetched, {} in {}", set.name, bytes(set.size()), places.data(&set.name).display()));
@@ -267,6 +297,10 @@ fn fetch(places: &Places, names: Option<&[String]>, offline: bool, speak: bool) 
             }
             Err(error) => {
                 note(format!("{}: {error:#}", set.name));
+                // In continuous integration everything is tried.
+                if error.is::<Unreachable>() && !setup::in_ci() {
+                    unreachable.push(set.source);
+                }
                 outcome.failed.push(set.name.clone());
             }
         }

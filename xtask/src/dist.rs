@@ -49,6 +49,7 @@ pub(crate) fn run(places: &Places, only: Option<&str>, out: Option<&Path>) -> Re
             note(format!("{set} is not in the cache: its experiments will be skipped on the host"));
         }
     }
+    write_licences(places, &sets, &part.path().join("LICENSES"))?;
     let version = Pins::read(places)?.version;
     let script = part.path().join("run");
     files::write_whole(&script, RUN.replace("@VERSION@", &version).as_bytes())?;
@@ -123,14 +124,27 @@ fn libraries(places: &Places, program: &Path, libtorch: &Libtorch) -> Result<Vec
 /// `ldd` names the libraries of libraries, too; those in libtorch's folder and those that come with PyTorch, CUDA or
 /// glibc are the host's.
 fn chosen_libraries(listing: &str, lib: &Path) -> Result<Vec<PathBuf>> {
-    const HOSTS: [&str; 18] = [
+    const HOSTS: [&str; 29] = [
         "libtorch",
         "libc10",
         "libgomp",
-        "libcud",
-        "libcu",
-        "libnv",
+        // CUDA. By name: libcurl and many others begin with the same letters.
+        "libcuda.so",
+        "libcudart",
+        "libcudnn",
+        "libcublas",
+        "libcufft",
+        "libcufile",
+        "libcupti",
+        "libcurand",
+        "libcusolver",
+        "libcusparse",
         "libnccl",
+        "libnvidia-",
+        "libnvrtc",
+        "libnvJitLink",
+        "libnvToolsExt",
+        "libnvshmem",
         "libc.so",
         "libm.so",
         "libdl.so",
@@ -187,6 +201,31 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The licences of the programs, of the data that is compiled into them, and a notice of the data beside them.
+fn write_licences(places: &Places, shipped: &[String], folder: &Path) -> Result<()> {
+    for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        copy(&places.root.join(name), &folder.join(name))?;
+    }
+    let data = places.root.join("crates/datasets/data");
+    for entry in fs::read_dir(&data).with_context(|| format!("{} can't be read", data.display()))? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("LICENSE-") {
+            copy(&entry.path(), &folder.join(entry.file_name()))?;
+        }
+    }
+    let mut notice = String::from("This folder contains Tessera (MIT OR Apache-2.0) and these data sets.\n");
+    for set in data::sets(places)? {
+        if set.is_packaged() && !(shipped.contains(&set.name) && places.data(&set.name).exists()) {
+            continue;
+        }
+        writeln!(notice, "\n{} ({})\n  Licence: {}\n  Source: {}", set.title, set.name, set.licence, set.origin())?;
+        if let Some(note) = &set.note {
+            writeln!(notice, "  {note}")?;
+        }
+    }
+    files::write_whole(&folder.join("NOTICE"), notice.as_bytes())
+}
+
 /// Writes hash, size and path of every file, and returns the sum of the sizes.
 fn write_manifest(folder: &Path) -> Result<u64> {
     let mut paths = Vec::new();
@@ -231,13 +270,16 @@ mod tests {
             libtorch_cpu.so => /w/.libtorch/lib/libtorch_cpu.so (0x0)
             libmkl_core.so.2 => /w/.libtorch/lib/libmkl_core.so.2 (0x0)
             libcudart.so.13 => /w/.libtorch/lib/../../nvidia/cu13/lib/libcudart.so.13 (0x0)
+            libcuda.so.1 => /lib/libcuda.so.1 (0x0)
+            libcublasLt.so.13 => /lib/libcublasLt.so.13 (0x0)
+            libcurl.so.4 => /lib/libcurl.so.4 (0x0)
             libgomp.so.1 => /lib/libgomp.so.1 (0x0)
             libstdc++.so.6 => /lib/libstdc++.so.6 (0x0)
             libc.so.6 => /lib/libc.so.6 (0x0)
             /lib64/ld-linux-x86-64.so.2 (0x0)";
         let chosen = chosen_libraries(listing, Path::new("/w/.libtorch/lib")).unwrap();
         let names: Vec<_> = chosen.iter().map(|path| path.file_name().unwrap()).collect();
-        assert_eq!(names, ["libopenblas.so.0", "libgfortran.so.5", "libstdc++.so.6"]);
+        assert_eq!(names, ["libopenblas.so.0", "libgfortran.so.5", "libcurl.so.4", "libstdc++.so.6"]);
         assert!(chosen_libraries("libx.so => not found", Path::new("/")).is_err());
     }
 
@@ -277,20 +319,23 @@ mod tests {
             fs::write(at(name), text).unwrap();
             fs::set_permissions(at(name), fs::Permissions::from_mode(0o755)).unwrap();
         };
-        let show = "#!/bin/sh\necho \"$0 $* $LD_LIBRARY_PATH $TESSERA_CACHE\"\n";
+        let show = "#!/bin/sh\necho \"$0 $* LD=$LD_LIBRARY_PATH cache=$TESSERA_CACHE\"\n";
         executable("bin/tessera-bench", show);
         executable("bin/probe", show);
         executable("run", &RUN.replace("@VERSION@", "2.11.0"));
         fs::write(at("torch/lib/libtorch_cpu.so"), "").unwrap();
         fs::write(at("torch/version.py"), format!("__version__ = '{version}'\n")).unwrap();
-        Command::new("sh").arg(at("run")).args(arguments).env("LIBTORCH", at("torch")).output().unwrap()
+        let mut run = Command::new("sh");
+        // Relative to where it is typed, which is not the folder of the script.
+        run.arg("../run").args(arguments).current_dir(at("torch")).env("LIBTORCH", ".").env("TESSERA_CACHE", "cache");
+        run.output().unwrap()
     }
 
     #[test]
     fn the_run_script_finds_pytorch_and_passes_everything_on() {
         let output = start("2.11.0+cu130", &["run", "--full"]);
         let text = String::from_utf8(output.stdout).unwrap();
-        for part in ["bin/tessera-bench run --full", "torch/lib:", "nvidia/cu13/lib:"] {
+        for part in ["bin/tessera-bench run --full", "LD=/", "torch/./lib:", "nvidia/cu13/lib:", "cache=/", "torch/cache"] {
             assert!(text.contains(part), "{text}");
         }
         let probe = start("2.11.0", &["probe"]);

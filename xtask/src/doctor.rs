@@ -9,13 +9,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::bench::load_path;
+use crate::compiler;
 use crate::data::{self, State};
 use crate::fetch::pip;
 use crate::files;
 use crate::libtorch::{self, Libtorch, Pins};
 use crate::peers;
 use crate::places::Places;
-use crate::process::capture;
+use crate::process::{Interrupted, capture};
 use crate::setup;
 use crate::ui::{bytes, table};
 
@@ -91,9 +92,10 @@ pub(crate) fn run(places: &Places, json: bool) -> Result<ExitCode> {
 
 fn look(places: &Places) -> Result<Vec<Row>> {
     let mut rows = toolchain(places);
-    rows.extend(clients(places));
     let pins = Pins::read(places)?;
     let (row, libtorch) = libtorch_row(places, &pins);
+    // They fetch the wheels of a libtorch that isn't there yet.
+    rows.extend(clients(places, !row.right));
     rows.push(row);
     rows.push(Row::of(
         "OpenBLAS, pkg-config",
@@ -104,11 +106,13 @@ fn look(places: &Places) -> Result<Vec<Row>> {
     for set in data::sets(places)? {
         let what = format!("data: {}", set.name);
         let fetch = format!("cargo xtask data fetch {}", set.name);
-        rows.push(match set.state(places, true)? {
-            State::BuiltIn => Row::right(&what, "in the crate"),
-            State::Present => Row::right(&what, bytes(set.size())),
-            State::Missing => Row::wrong(&what, "not fetched", fetch),
-            State::Damaged(fault) => Row::wrong(&what, format!("damaged: {fault}"), fetch),
+        rows.push(match set.state(places, true) {
+            Ok(State::BuiltIn) => Row::right(&what, "in the crate"),
+            Ok(State::Present) => Row::right(&what, bytes(set.size())),
+            Ok(State::Missing) => Row::wrong(&what, "not fetched", fetch),
+            Ok(State::Damaged(fault)) => Row::wrong(&what, format!("damaged: {fault}"), fetch),
+            Err(error) if error.is::<Interrupted>() => return Err(error),
+            Err(error) => Row::wrong(&what, format!("{error:#}"), fetch),
         });
     }
     if let Ok((folder, finished)) = peers::find(places) {
@@ -135,16 +139,9 @@ fn toolchain(places: &Places) -> Vec<Row> {
         ),
         (Some(version), _) => Row::right("Rust", version),
     };
-    let compiler = std::env::var("CXX").ok().filter(|name| !name.is_empty());
-    let compiler = match &compiler {
-        Some(name) => first_line(capture(places.command(name).arg("--version"))),
-        None => {
-            ["c++", "g++", "clang++"].iter().find_map(|name| first_line(capture(places.command(name).arg("--version"))))
-        }
-    };
     vec![
         rust_row.needed(),
-        Row::of("C++ compiler", compiler, "apt-get install g++").needed(),
+        Row::of("C++ compiler", compiler::version(places), compiler::REMEDY).needed(),
         Row::of(
             "cargo-nextest",
             first_line(capture(places.cargo().args(["nextest", "--version"]))),
@@ -164,13 +161,13 @@ fn toolchain_channel(places: &Places) -> Option<String> {
     Some(toml.get("toolchain")?.get("channel")?.as_str()?.to_owned())
 }
 
-fn clients(places: &Places) -> Vec<Row> {
+fn clients(places: &Places, needed: bool) -> Vec<Row> {
     let python = capture(places.command("python3").arg("--version"));
     let pip = pip(places).map(|(words, (major, minor))| format!("{} {major}.{minor}", words.join(" ")));
     let apt = first_line(capture(places.command("apt-get").arg("--version")));
     vec![
-        Row::of("Python 3", python, "apt-get install python3").needed(),
-        Row::of("pip", pip, "apt-get install python3-pip").needed(),
+        Row { needed, ..Row::of("Python 3", python, "apt-get install python3") },
+        Row { needed, ..Row::of("pip", pip, "apt-get install python3-pip") },
         Row::of(
             "npm",
             capture(places.command("npm").arg("--version")),
@@ -187,6 +184,9 @@ fn libtorch_row(places: &Places, pins: &Pins) -> (Row, Option<Libtorch>) {
         None => (places.link(), "cargo xtask setup".to_owned()),
     };
     let what = format!("libtorch {}", pins.version);
+    if let Err(error) = places.refuse_relative_libtorch() {
+        return (Row::wrong(&what, error.to_string(), "unset LIBTORCH, or set it to an absolute path").needed(), None);
+    }
     let place = fs::read_link(&home).unwrap_or_else(|_| home.clone());
     match libtorch::inspect(&home, &pins.version) {
         Err(flaw) => (Row::wrong(&what, format!("{}: {flaw}", place.display()), mend).needed(), None),

@@ -18,6 +18,7 @@ pub(crate) enum Dialect {
 /// Prints the exports.
 pub(crate) fn run(places: &Places, dialect: Dialect) -> Result<()> {
     let pins = Pins::read(places)?;
+    places.refuse_relative_libtorch()?;
     let home = places.user_libtorch().unwrap_or_else(|| places.link());
     match libtorch::inspect(&home, &pins.version) {
         Ok(found) => {

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::files::{self, Expected, Temporary};
 use crate::places::Places;
-use crate::process::{self, watch};
+use crate::process::{self, Ending, watch_until};
 use crate::ui::{Meter, note};
 use client::Client;
 pub(crate) use client::{pip, refresh_apt};
@@ -96,6 +96,18 @@ impl fmt::Display for MissingClient {
 
 impl std::error::Error for MissingClient {}
 
+/// There is no way to the registry: asking it for another package would take as long and fail as well.
+#[derive(Debug)]
+pub(crate) struct Unreachable(String);
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unreachable {}
+
 /// Fetches archives into the cache. Its caller holds the cache's lock.
 #[derive(Debug)]
 pub(crate) struct Fetcher<'a> {
@@ -129,12 +141,14 @@ impl<'a> Fetcher<'a> {
             &format!("the download of {}", archive.file),
         )?;
         let mut last = String::new();
+        let mut unreachable = false;
         for attempt in 1..=TRIES {
             process::check()?;
             match self.try_once(&client, archive)? {
                 Ok(path) => return Ok(path),
                 Err(failure) => {
                     last = failure.message;
+                    unreachable = failure.unreachable;
                     if failure.lasting {
                         break;
                     }
@@ -149,7 +163,8 @@ impl<'a> Fetcher<'a> {
                 }
             }
         }
-        Err(anyhow!("{} {} could not be fetched: {last}", archive.package, archive.version))
+        let message = format!("{archive} could not be fetched: {last}");
+        Err(if unreachable { Unreachable(message).into() } else { anyhow!(message) })
     }
 
     /// The file in `downloads` when it is right; a wrong one is named and removed.
@@ -179,7 +194,8 @@ impl<'a> Fetcher<'a> {
         let finished = {
             let mut meter = Meter::start(format!("fetching {archive}"), archive.bytes);
             let mut looked = Instant::now();
-            watch(&mut command, |_| {
+            let ending = if archive.source == Source::Apt { Ending::Gentle } else { Ending::Prompt };
+            watch_until(ending, &mut command, |_| {
                 if looked.elapsed() > Duration::from_millis(250) {
                     meter.set(files::size_below(part.path()));
                     looked = Instant::now();
@@ -198,12 +214,14 @@ impl<'a> Fetcher<'a> {
                     archive.source, archive.file
                 ),
                 lasting: true,
+                unreachable: false,
             }));
         }
         if let Some(fault) = verify(&fetched, archive)? {
             return Ok(Err(Failure {
                 message: format!("{} was fetched, but {fault}. It was removed", archive.file),
                 lasting: false,
+                unreachable: false,
             }));
         }
         let path = self.places.downloads().join(&archive.file);

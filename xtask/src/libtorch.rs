@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::bench::load_path;
 use crate::fetch::{Archive, Source};
 use crate::files;
 use crate::places::Places;
@@ -22,6 +23,8 @@ pub(crate) enum Flaw {
     Absent,
     /// A file that every libtorch has isn't there.
     Incomplete(PathBuf),
+    /// A library whose size isn't the one that was written down when it was unpacked.
+    Size(PathBuf, u64, u64),
     /// No file says which version it is.
     NoVersion,
     /// Another version.
@@ -35,6 +38,9 @@ impl fmt::Display for Flaw {
         match self {
             Self::Absent => f.write_str("there is nothing"),
             Self::Incomplete(file) => write!(f, "{} is missing", file.display()),
+            Self::Size(file, found, expected) => {
+                write!(f, "{} is damaged: {found} bytes instead of {expected}", file.display())
+            }
             Self::NoVersion => {
                 f.write_str("no file says its version (neither `build-version` nor, beside `lib`, `version.py`)")
             }
@@ -84,8 +90,54 @@ pub(crate) fn inspect(home: &Path, wanted: &str) -> Result<Libtorch, Flaw> {
     if let Some(missing) = needed.iter().find(|file| !home.join(file).exists()) {
         return Err(Flaw::Incomplete(home.join(missing)));
     }
+    check_sizes(home)?;
     let cuda = home.join("lib").join(format!("{DLL_PREFIX}torch_cuda{DLL_SUFFIX}")).exists();
     Ok(Libtorch { home: home.to_path_buf(), version, cuda })
+}
+
+/// The file in a libtorch of ours that holds a line `SIZE  PATH` for each library, as it was unpacked.
+const SIZES: &str = "library-sizes";
+
+/// Writes the sizes down. NVIDIA's libraries lie beside a libtorch with CUDA, and are its own as well.
+pub(crate) fn record_sizes(home: &Path) -> Result<()> {
+    let mut lines = Vec::new();
+    for below in ["lib", "../nvidia"] {
+        list_libraries(home, Path::new(below), &mut lines)?;
+    }
+    lines.sort();
+    files::write_whole(&home.join(SIZES), lines.concat().as_bytes())
+}
+
+fn list_libraries(home: &Path, below: &Path, lines: &mut Vec<String>) -> Result<()> {
+    let Ok(entries) = fs::read_dir(home.join(below)) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let entry = entry?;
+        let path = below.join(entry.file_name());
+        let found = entry.metadata()?;
+        if found.is_dir() {
+            list_libraries(home, &path, lines)?;
+        } else {
+            lines.push(format!("{}  {}\n", found.len(), path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Compares sizes where they were written down; a libtorch from elsewhere has no such file.
+fn check_sizes(home: &Path) -> Result<(), Flaw> {
+    let text = fs::read_to_string(home.join(SIZES)).unwrap_or_default();
+    for (size, path) in text.lines().filter_map(|line| line.split_once("  ")) {
+        let path = home.join(path);
+        let expected: u64 = size.parse().unwrap_or(0);
+        match fs::metadata(&path) {
+            Err(_) => return Err(Flaw::Incomplete(path)),
+            Ok(found) if found.len() != expected => return Err(Flaw::Size(path, found.len(), expected)),
+            Ok(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// The version of a libtorch folder. A Python package's own `version.py` beside `lib` counts before `build-version`,
@@ -101,23 +153,28 @@ fn version(home: &Path) -> Option<String> {
     (!version.is_empty()).then(|| version.to_owned())
 }
 
-/// The shared libraries that the loader doesn't find for libtorch_cpu; empty also where there is no `ldd` to ask.
+/// What the loader finds wrong with libtorch_cpu: libraries that aren't found, or a file that it can't read at all;
+/// empty also where there is no `ldd` to ask.
 pub(crate) fn unresolved(places: &Places, libtorch: &Libtorch) -> Vec<String> {
     let library = libtorch.lib().join("libtorch_cpu.so");
     if !on_path("ldd") || !library.exists() {
         return Vec::new();
     }
     let mut ldd = places.command("ldd");
-    ldd.env("LC_ALL", "C").env("LD_LIBRARY_PATH", libtorch.lib()).arg(&library);
+    load_path(&mut ldd, places, libtorch);
+    ldd.env("LC_ALL", "C").arg(&library);
     let Ok(output) = ldd.output() else {
         return Vec::new();
     };
     let text = [output.stdout, output.stderr].concat();
-    String::from_utf8_lossy(&text)
-        .lines()
-        .filter(|line| line.contains("not found"))
-        .map(|line| line.trim().to_owned())
-        .collect()
+    let text = String::from_utf8_lossy(&text);
+    let missing: Vec<String> =
+        text.lines().filter(|line| line.contains("not found")).map(|line| line.trim().to_owned()).collect();
+    if missing.is_empty() && !output.status.success() {
+        let said = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("nothing");
+        return vec![format!("`ldd` can't read {}: it says {said}", library.display())];
+    }
+    missing
 }
 
 /// A PyTorch in the user's Python.
@@ -254,6 +311,23 @@ mod tests {
         assert_eq!(inspect(home, "2.11.0"), Err(Flaw::Incomplete(home.join("lib/libc10.so"))));
         fs::write(home.join("build-version"), "2.4.0\n").unwrap();
         assert_eq!(inspect(home, "2.11.0"), Err(Flaw::Version("2.4.0".into())));
+    }
+
+    #[test]
+    fn a_library_that_lost_bytes_after_it_was_unpacked_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("torch");
+        whole(&home);
+        fs::write(home.join("lib/libtorch_cpu.so"), "0123456789").unwrap();
+        let runtime = folder.path().join("nvidia/cu13/lib/libcudart.so.13");
+        touch(&runtime);
+        record_sizes(&home).unwrap();
+        inspect(&home, "2.11.0").unwrap();
+        fs::write(home.join("lib/libtorch_cpu.so"), "012").unwrap();
+        assert_eq!(inspect(&home, "2.11.0"), Err(Flaw::Size(home.join("lib/libtorch_cpu.so"), 3, 10)));
+        fs::write(home.join("lib/libtorch_cpu.so"), "0123456789").unwrap();
+        fs::remove_file(runtime).unwrap();
+        assert!(matches!(inspect(&home, "2.11.0"), Err(Flaw::Incomplete(_))));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// The checkout and the cache that a command works with.
 #[derive(Debug, Clone)]
@@ -24,11 +24,10 @@ impl Places {
             env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root =
             package.parent().with_context(|| format!("{} has no parent folder", package.display()))?.to_path_buf();
-        let cache = cache_folder(|name| env::var_os(name).filter(|value| !value.is_empty())).context(
+        let cache = cache_folder(|name| env::var_os(name), &root).context(
             "there is no place for downloads: neither TESSERA_CACHE nor XDG_CACHE_HOME nor HOME is set. \
                  Set TESSERA_CACHE to a folder with about 2 GB of space",
         )?;
-        let cache = if cache.is_absolute() { cache } else { env::current_dir()?.join(cache) };
         Ok(Self { root, cache })
     }
 
@@ -65,11 +64,29 @@ impl Places {
         user_libtorch(env::var_os("LIBTORCH"), &self.root)
     }
 
+    /// An error when LIBTORCH is a relative path: torch-sys's build runs in a folder of its own and looks for it there.
+    pub(crate) fn refuse_relative_libtorch(&self) -> Result<()> {
+        let Some(value) = env::var_os("LIBTORCH").map(PathBuf::from) else {
+            return Ok(());
+        };
+        if value.as_os_str().is_empty() || value.is_absolute() {
+            return Ok(());
+        }
+        let meant = plain(&env::current_dir().unwrap_or_else(|_| self.root.clone()).join(&value));
+        bail!(
+            "LIBTORCH is {}, a relative path, which every program would look for in another folder. \
+             Set it to {}, or unset it",
+            value.display(),
+            meant.display()
+        )
+    }
+
     /// A child program with the environment of the user's own shell: cargo's LIBTORCH and the loader path of
-    /// `.cargo/with-libtorch` are taken out again, so that a nested cargo sees what a plain one sees.
+    /// `.cargo/with-libtorch` are taken out again, so that a nested cargo sees what a plain one sees. The cache goes with
+    /// it, because a relative TESSERA_CACHE would mean another folder there.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(&self.root);
+        command.current_dir(&self.root).env("TESSERA_CACHE", &self.cache);
         if self.user_libtorch().is_none() {
             command.env_remove("LIBTORCH");
         }
@@ -95,12 +112,14 @@ impl Places {
     }
 }
 
-fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let below = |name: &str, rest: &str| variable(name).map(|home| Path::new(&home).join(rest));
-    variable("TESSERA_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| below("XDG_CACHE_HOME", "tessera"))
-        .or_else(|| below("HOME", ".cache/tessera"))
+/// The rule of the crate `datasets`, except that a relative TESSERA_CACHE begins at the workspace's root, wherever the
+/// command was typed. The XDG specification wants a relative XDG_CACHE_HOME ignored.
+fn cache_folder(variable: impl Fn(&str) -> Option<OsString>, root: &Path) -> Option<PathBuf> {
+    let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    path("TESSERA_CACHE")
+        .map(|folder| root.join(folder))
+        .or_else(|| path("XDG_CACHE_HOME").filter(|home| home.is_absolute()).map(|home| home.join("tessera")))
+        .or_else(|| path("HOME").map(|home| home.join(".cache/tessera")))
 }
 
 /// The value of LIBTORCH when it is the user's: set, not empty, and not the checkout's own `.libtorch`.
@@ -151,11 +170,16 @@ mod tests {
     #[test]
     fn the_cache_follows_the_three_variables_in_order() {
         let with = |set: &'static [(&str, &str)]| {
-            cache_folder(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into()))
+            let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into());
+            cache_folder(variable, Path::new("/checkout"))
         };
         assert_eq!(with(&[("TESSERA_CACHE", "/t"), ("HOME", "/h")]), Some("/t".into()));
         assert_eq!(with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/tessera".into()));
         assert_eq!(with(&[("HOME", "/h")]), Some("/h/.cache/tessera".into()));
         assert_eq!(with(&[]), None);
+        // Relative ones: ours begins at the root, XDG's does not count; empty ones are as good as unset.
+        assert_eq!(with(&[("TESSERA_CACHE", "./c"), ("HOME", "/h")]), Some("/checkout/c".into()));
+        assert_eq!(with(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]), Some("/h/.cache/tessera".into()));
+        assert_eq!(with(&[("TESSERA_CACHE", ""), ("HOME", "/h")]), Some("/h/.cache/tessera".into()));
     }
 }

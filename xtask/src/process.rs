@@ -41,9 +41,14 @@ fn interrupts() -> usize {
     INTERRUPTS.load(Ordering::SeqCst)
 }
 
+/// Whether the user asked to stop.
+pub(crate) fn interrupted() -> bool {
+    interrupts() > 0
+}
+
 /// An error when the user asked to stop.
 pub(crate) fn check() -> Result<()> {
-    if interrupts() > 0 {
+    if interrupted() {
         return Err(Interrupted.into());
     }
     Ok(())
@@ -67,9 +72,28 @@ pub(crate) enum Stream {
     Err,
 }
 
+/// What an interrupt does to a watched program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Its group is told to end, and killed after a few seconds.
+    Prompt,
+    /// It gets one SIGINT and all the time it wants: apt must not be killed while dpkg works.
+    Gentle,
+}
+
 /// Runs a program in a process group of its own and calls `tick` several times a second with the lines that came since;
 /// an interrupt ends the whole group.
-pub(crate) fn watch(command: &mut Command, mut tick: impl FnMut(&[(Stream, String)])) -> Result<Finished> {
+pub(crate) fn watch(command: &mut Command, tick: impl FnMut(&[(Stream, String)])) -> Result<Finished> {
+    watch_until(Ending::Prompt, command, tick)
+}
+
+/// As [`watch`], with a choice of what an interrupt does.
+pub(crate) fn watch_until(
+    ending: Ending,
+    command: &mut Command,
+    mut tick: impl FnMut(&[(Stream, String)]),
+) -> Result<Finished> {
+    check()?;
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command
         .stdin(Stdio::null())
@@ -87,8 +111,14 @@ pub(crate) fn watch(command: &mut Command, mut tick: impl FnMut(&[(Stream, Strin
     }
     let mut all = Vec::new();
     let status = loop {
-        if interrupts() > 0 {
-            end_group(&mut child);
+        if interrupted() {
+            match ending {
+                Ending::Prompt => end_group(&mut child),
+                Ending::Gentle => {
+                    let _ = kill_process(Pid::from_child(&child), Signal::INT);
+                    child.wait()?;
+                }
+            }
             return Err(Interrupted.into());
         }
         let fresh = collect(&lines, Duration::from_millis(100));
@@ -146,30 +176,57 @@ fn end_group(child: &mut Child) {
     let _ = child.wait();
 }
 
+/// Who hears of an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hearer {
+    /// The program alone, which looks after its own children.
+    Program,
+    /// The program with all its children, as on a terminal.
+    Group,
+}
+
 /// Runs a program whose output the user sees. It stays in a group of its own, so that a Ctrl-C on the terminal reaches
 /// it exactly once, through us: the program gets time to write what it has, and we wait for it.
 pub(crate) fn run_forwarding(command: &mut Command) -> Result<ExitStatus> {
+    forward(command, Hearer::Program)
+}
+
+fn forward(command: &mut Command, hearer: Hearer) -> Result<ExitStatus> {
+    // One that came before is not forwarded to anybody: it must stop us here.
+    check()?;
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child =
         command.stdin(Stdio::null()).process_group(0).spawn().with_context(|| format!("`{name}` can't be started"))?;
-    let mut forwarded = interrupts();
+    let mut forwarded = 0;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if interrupts() > forwarded {
-            forwarded = interrupts();
-            let _ = kill_process(Pid::from_child(&child), Signal::INT);
+        // One that came between the check and the start is forwarded here.
+        while forwarded < interrupts() {
+            forwarded += 1;
+            pass_on(&child, hearer, forwarded);
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// The first two interrupts ask, the third tells, the fourth ends the program and its children.
+fn pass_on(child: &Child, hearer: Hearer, count: usize) {
+    let program = Pid::from_child(child);
+    let _ = match (count, hearer) {
+        (1 | 2, Hearer::Program) => kill_process(program, Signal::INT),
+        (1 | 2, Hearer::Group) => kill_process_group(program, Signal::INT),
+        (3, _) => kill_process_group(program, Signal::TERM),
+        _ => kill_process_group(program, Signal::KILL),
+    };
 }
 
 /// Runs a program whose output the user sees; its failure is an error that names the command line.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
     crate::ui::note(format!("$ {line}"));
-    let status = command.stdin(Stdio::null()).status().with_context(|| format!("`{line}` can't be started"))?;
+    let status = forward(command, Hearer::Group)?;
     check()?;
     anyhow::ensure!(status.success(), "`{line}` failed ({status})");
     Ok(())

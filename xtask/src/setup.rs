@@ -2,15 +2,16 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::compiler;
 use crate::fetch::{self, Fetcher};
 use crate::files::{self, Lock, Temporary};
-use crate::libtorch::{self, Flaw, Libtorch, Pins};
+use crate::libtorch::{self, Flaw, Libtorch, Pins, PythonTorch};
 use crate::places::Places;
-use crate::process::{self, capture, on_path, watch};
+use crate::process::{self, Ending, capture, on_path, watch_until};
 use crate::ui::{Meter, Spinner, bytes, note};
 use crate::unpack::unpack;
 
@@ -32,18 +33,33 @@ pub(crate) fn run(places: &Places, options: Options) -> Result<()> {
     openblas(places, true)
 }
 
-/// The set-up that other commands begin with: silent when everything is there.
+/// Whether continuous integration says so of itself.
+pub(crate) fn in_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| value == "true")
+}
+
+/// The set-up that other commands begin with: silent when everything is there, and nothing is installed on the system.
 pub(crate) fn ensure(places: &Places) -> Result<Libtorch> {
     let found = libtorch(places, Options::default(), false)?;
-    openblas(places, false)?;
+    if in_ci() {
+        openblas(places, false)?;
+    }
     Ok(found)
 }
 
 /// A libtorch of the right version: the user's, the checkout's, a Python's, or one made from wheels.
 fn libtorch(places: &Places, options: Options, speak: bool) -> Result<Libtorch> {
     let pins = Pins::read(places)?;
+    places.refuse_relative_libtorch()?;
     if let Some(home) = places.user_libtorch() {
-        let found = users_own(&home, &pins.version, options.cuda)?;
+        if python_demanded() {
+            bail!(
+                "LIBTORCH ({}) and LIBTORCH_USE_PYTORCH are both set: the bindings would be built for the Python's \
+                 PyTorch and loaded with the other. Unset one of them",
+                home.display()
+            );
+        }
+        let found = users_own(places, &home, &pins.version, options.cuda)?;
         if speak {
             there(&found, "LIBTORCH, which you set");
         }
@@ -75,6 +91,11 @@ fn libtorch(places: &Places, options: Options, speak: bool) -> Result<Libtorch> 
     from_wheels(places, &pins, options)
 }
 
+/// Whether the user wants the Python's torch and no other.
+fn python_demanded() -> bool {
+    std::env::var_os("LIBTORCH_USE_PYTORCH").is_some()
+}
+
 fn there(found: &Libtorch, whence: &str) {
     let kind = if found.cuda { " with CUDA" } else { "" };
     note(format!("libtorch {}{kind} is there ({whence})", found.version));
@@ -86,7 +107,7 @@ fn target_of(places: &Places) -> String {
 }
 
 /// The user's own LIBTORCH is used or refused, never replaced.
-fn users_own(home: &Path, wanted: &str, cuda: bool) -> Result<Libtorch> {
+fn users_own(places: &Places, home: &Path, wanted: &str, cuda: bool) -> Result<Libtorch> {
     let way_out = format!("Set LIBTORCH to a PyTorch {wanted}, or unset it: then `cargo xtask setup` makes one");
     let home_text = home.display();
     match libtorch::inspect(home, wanted) {
@@ -94,7 +115,10 @@ fn users_own(home: &Path, wanted: &str, cuda: bool) -> Result<Libtorch> {
             "LIBTORCH is {home_text}, and {}. Set LIBTORCH to a PyTorch {wanted} with CUDA, or unset it and run `cargo xtask setup --cuda`",
             Flaw::NoCuda
         ),
-        Ok(found) => Ok(found),
+        Ok(found) => match libtorch::unresolved(places, &found).first() {
+            Some(first) => bail!("LIBTORCH is {home_text}, but it can't be loaded ({first}). {way_out}"),
+            None => Ok(found),
+        },
         Err(Flaw::Version(version)) => bail!(
             "LIBTORCH is {home_text}, which is PyTorch {version}, but this workspace needs PyTorch {wanted} (its bindings fit that version only). {way_out}"
         ),
@@ -102,15 +126,28 @@ fn users_own(home: &Path, wanted: &str, cuda: bool) -> Result<Libtorch> {
     }
 }
 
+/// What `.libtorch` leads to, if it is what was asked for.
 fn in_checkout(places: &Places, pins: &Pins, options: Options) -> Option<Libtorch> {
+    if python_demanded() {
+        let torch = libtorch::python_torch(places)?;
+        if fs::read_link(places.link()).ok()? != python_home(places, &torch) {
+            return None;
+        }
+    }
     let found = libtorch::inspect(&places.link(), &pins.version).ok()?;
     (found.cuda || !options.cuda).then_some(found)
+}
+
+/// The folder of the cache that stands for a Python's torch.
+fn python_home(places: &Places, torch: &PythonTorch) -> PathBuf {
+    let key = &files::sha256_of(torch.folder.as_os_str().as_encoded_bytes())[..12];
+    places.cache.join("libtorch").join(format!("python-{key}"))
 }
 
 /// A Python's torch: `.libtorch` becomes a folder of the cache whose `lib` and `include` are links to the package's, so
 /// that `$ORIGIN/../../nvidia/*/lib` in its libraries leads to the NVIDIA packages beside it.
 fn from_python(places: &Places, pins: &Pins, options: Options) -> Result<Option<Libtorch>> {
-    let demanded = std::env::var_os("LIBTORCH_USE_PYTORCH").is_some();
+    let demanded = python_demanded();
     let wanted = &pins.version;
     let Some(torch) = libtorch::python_torch(places) else {
         if demanded {
@@ -147,8 +184,7 @@ fn from_python(places: &Places, pins: &Pins, options: Options) -> Result<Option<
     if let Some(first) = missing.first() {
         return refuse(format!("your Python's PyTorch in {folder} can't be loaded ({first})"));
     }
-    let key = &files::sha256_of(torch.folder.as_os_str().as_encoded_bytes())[..12];
-    let home = places.cache.join("libtorch").join(format!("python-{key}"));
+    let home = python_home(places, &torch);
     let part = Temporary::inside(&places.cache.join("libtorch"))?;
     for name in ["lib", "include"] {
         symlink(torch.folder.join(name), part.path().join(name))
@@ -166,11 +202,18 @@ fn from_wheels(places: &Places, pins: &Pins, options: Options) -> Result<Libtorc
     let (build, archives) = pins.build(name)?;
     let folder = places.cache.join("libtorch").join(format!("{}-{name}", pins.version));
     let home = crate::places::plain(&folder.join(&build.home));
-    if let Ok(found) = libtorch::inspect(&home, &pins.version) {
-        note(format!("libtorch {} is in the cache ({})", found.version, folder.display()));
-        return link(places, &home, pins);
+    match libtorch::inspect(&home, &pins.version) {
+        Ok(found) => {
+            note(format!("libtorch {} is in the cache ({})", found.version, folder.display()));
+            return link(places, &home, pins);
+        }
+        Err(Flaw::Absent) => {}
+        Err(flaw) => note(format!("the libtorch in the cache can't be used: {flaw}. It is made again")),
     }
     let missing = fetch::still_to_fetch(places, &archives);
+    if !missing.is_empty() && !options.offline {
+        compiler::require(places)?;
+    }
     let to_fetch: u64 = missing.iter().sum();
     let largest = missing.iter().max().copied().unwrap_or(0);
     files::need_space(
@@ -202,6 +245,7 @@ fn from_wheels(places: &Places, pins: &Pins, options: Options) -> Result<Libtorc
     }
     let home_part = crate::places::plain(&part.path().join(&build.home));
     libtorch::finish(&home_part, &pins.version, build.linker_script)?;
+    libtorch::record_sizes(&home_part)?;
     let made = libtorch::inspect(&home_part, &pins.version)
         .map_err(|flaw| anyhow!("libtorch was unpacked, but {flaw}: xtask/libtorch.toml doesn't fit its wheels"))?;
     let missing = libtorch::unresolved(places, &made);
@@ -309,13 +353,13 @@ fn openblas(places: &Places, speak: bool) -> Result<()> {
             .env("DEBIAN_FRONTEND", "noninteractive")
             .args(["install", "--yes", "--no-install-recommends"])
             .args(PACKAGES);
-        watch(&mut command, |_| {
+        watch_until(Ending::Gentle, &mut command, |_| {
             spinner.say(format!("installing OpenBLAS: {by_hand}"));
         })
     };
     let mut finished = install()?;
     if !finished.status.success() {
-        watch(places.command("apt-get").arg("update"), |_| {})?;
+        watch_until(Ending::Gentle, places.command("apt-get").arg("update"), |_| {})?;
         finished = install()?;
     }
     drop(spinner);

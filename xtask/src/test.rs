@@ -18,12 +18,14 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
     let chosen = |name: &String| crates.is_empty() || crates.contains(name);
     let mut done = Summary::default();
 
-    fetch_data(places)?;
+    let data = fetch_data(places, metadata.packages.iter().any(|package| {
+        chosen(&package.name) && metadata.depends_on(&package.name, "datasets")
+    }))?;
     for without in metadata.without_libtorch() {
         if !chosen(&without.package) {
             continue;
         }
-        if links_libtorch(places, &without.package, &without.options) {
+        if links_libtorch(places, &without.package, &without.options)? {
             bail!(
                 "{} {} must work without libtorch, but it depends on torch-sys",
                 without.package,
@@ -33,6 +35,7 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
         let mut cargo = places.cargo();
         cargo.args(["test", "--package", &without.package]).args(&without.options);
         hide_libtorch(&mut cargo, places);
+        data.demand(&mut cargo);
         done.add(format!("{} without libtorch", without.package), &mut cargo)?;
     }
 
@@ -42,8 +45,11 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
     };
     let rest: Vec<&String> =
         metadata.packages.iter().map(|package| &package.name).filter(|name| chosen(name) && again(name)).collect();
-    if rest.iter().any(|name| links_libtorch(places, name, &[])) {
-        setup::ensure(places)?;
+    for name in &rest {
+        if links_libtorch(places, name, &[])? {
+            setup::ensure(places)?;
+            break;
+        }
     }
     let packages = |names: &[&String]| -> Vec<String> {
         if crates.is_empty() {
@@ -53,6 +59,7 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
     };
     if !rest.is_empty() {
         let mut cargo = places.cargo();
+        data.demand(&mut cargo);
         if capture(places.cargo().args(["nextest", "--version"])).is_some() {
             cargo.args(["nextest", "run", "--no-tests=pass"]);
             cargo.args(packages(&rest));
@@ -75,11 +82,12 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
         .collect();
     if documentation && !with_library.is_empty() {
         let mut cargo = places.cargo();
+        data.demand(&mut cargo);
         cargo.args(["test", "--doc"]);
         cargo.args(with_library.iter().map(|name| format!("--package={name}")));
         done.add("documentation's examples".to_owned(), &mut cargo)?;
     }
-    done.report()
+    done.report(&data)
 }
 
 /// `--exclude` for the packages that have run already.
@@ -104,22 +112,44 @@ fn hide_libtorch(cargo: &mut std::process::Command, places: &Places) {
     ]);
 }
 
-/// Tests that lack their data skip with a line, so a set that can't be fetched is no failure.
-fn fetch_data(places: &Places) -> Result<()> {
-    match data::fetch_if_possible(places, None) {
-        Ok(outcome) => {
-            let absent = [outcome.skipped, outcome.failed].concat();
-            if !absent.is_empty() {
-                note(format!("tests that need {} skip themselves", absent.join(", ")));
-            }
-            Ok(())
-        }
-        Err(error) if error.is::<Interrupted>() => Err(error),
-        Err(error) => {
-            note(format!("{error:#}"));
-            Ok(())
+/// What the tests find in the cache.
+#[derive(Default)]
+struct TestData {
+    /// Sets that are there: their tests must not skip themselves.
+    there: Vec<String>,
+    /// Sets that aren't: their tests skip themselves.
+    absent: Vec<String>,
+}
+
+impl TestData {
+    /// Makes the tests of the sets that are there fail, not skip, when they don't find their data.
+    fn demand(&self, cargo: &mut std::process::Command) {
+        // A user who demands sets knows better.
+        if !self.there.is_empty() && std::env::var_os(REQUIRED).is_none() {
+            cargo.env(REQUIRED, self.there.join(","));
         }
     }
+}
+
+/// The variable with the names of the sets whose tests must find them.
+const REQUIRED: &str = "TESSERA_REQUIRE_DATA";
+
+/// Fetches the data sets when the chosen crates want any. One that can't be fetched is no failure.
+fn fetch_data(places: &Places, wanted: bool) -> Result<TestData> {
+    if !wanted {
+        return Ok(TestData::default());
+    }
+    match data::fetch_if_possible(places, None) {
+        Err(error) if error.is::<Interrupted>() => return Err(error),
+        Err(error) => note(format!("{error:#}")),
+        Ok(_) => {}
+    }
+    // A file that can't be read has been complained of already.
+    let sets = data::sets(places).unwrap_or_default();
+    let (there, absent): (Vec<_>, Vec<_>) =
+        sets.into_iter().filter(data::Set::is_packaged).partition(|set| set.is_cached(places));
+    let names = |sets: Vec<data::Set>| sets.into_iter().map(|set| set.name).collect();
+    Ok(TestData { there: names(there), absent: names(absent) })
 }
 
 /// What ran, for how long, and how it ended. Everything runs before a failure is reported.
@@ -142,7 +172,7 @@ impl Summary {
         Ok(())
     }
 
-    fn report(self) -> Result<()> {
+    fn report(self, data: &TestData) -> Result<()> {
         let mut rows = table(["what ran", "time", "result"]);
         let mut failed = Vec::new();
         for (name, time, passed) in self.rows {
@@ -153,6 +183,12 @@ impl Summary {
             }
         }
         note(rows.to_string());
+        if !data.absent.is_empty() {
+            note(format!(
+                "skipped: the tests that need {}, which could not be fetched (see above)",
+                data.absent.join(", ")
+            ));
+        }
         if !failed.is_empty() {
             bail!("failed: {}", failed.join(", "));
         }

@@ -14,8 +14,16 @@ fail() {
     exit 1
 }
 
+# We leave this folder below, so what is relative to it is made absolute.
+absolute() {
+    case $1 in
+    /*) printf '%s\n' "$1" ;;
+    *) printf '%s\n' "$PWD/$1" ;;
+    esac
+}
+
 if [ -n "${LIBTORCH:-}" ]; then
-    home=$LIBTORCH
+    home=$(absolute "$LIBTORCH")
     where="LIBTORCH ($home)"
     version=
     if [ -f "$home/lib/../version.py" ]; then
@@ -54,7 +62,7 @@ case $said in
 esac
 
 LD_LIBRARY_PATH=$path$mine
-TESSERA_CACHE=${TESSERA_CACHE:-$here}
+TESSERA_CACHE=$(absolute "${TESSERA_CACHE:-$here}")
 export LD_LIBRARY_PATH TESSERA_CACHE
 # Results lie beside this script.
 cd "$here"

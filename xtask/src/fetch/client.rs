@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use super::{Archive, MissingClient, Source};
 use crate::places::Places;
-use crate::process::{capture, on_path, watch};
+use crate::process::{Ending, capture, on_path, watch_until};
 use crate::ui::Spinner;
 
 /// A client that is on this machine.
@@ -123,7 +123,7 @@ pub(crate) fn refresh_apt(places: &Places, package: &str) -> Result<()> {
         return Ok(());
     }
     let _spinner = Spinner::start("apt-get update: the lists of Debian's packages are missing");
-    watch(places.command("apt-get").arg("update"), |_| {})?;
+    watch_until(Ending::Gentle, places.command("apt-get").arg("update"), |_| {})?;
     Ok(())
 }
 

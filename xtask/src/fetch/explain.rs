@@ -8,6 +8,8 @@ pub(super) struct Failure {
     pub(super) message: String,
     /// No further try can help.
     pub(super) lasting: bool,
+    /// There was no way to the registry.
+    pub(super) unreachable: bool,
 }
 
 /// What clients say when there is no way to their registry, and what that means.
@@ -78,7 +80,7 @@ pub(super) fn explain(archive: &Archive, lines: &[String]) -> Failure {
     } else {
         (format!("{} said: {last}", archive.source), false)
     };
-    Failure { message, lasting }
+    Failure { message, lasting, unreachable: !full && unreachable.is_some() }
 }
 #[cfg(test)]
 mod tests {
@@ -106,7 +108,7 @@ mod tests {
                 "ERROR: No matching distribution found for thing==1.0",
             ],
         );
-        assert!(!offline.lasting);
+        assert!(!offline.lasting && offline.unreachable);
         assert!(offline.message.contains("can't be reached"), "{}", offline.message);
 
         let gone = explained(Source::Apt, &["E: Version '1.0' for 'thing' was not found"]);
@@ -117,7 +119,7 @@ mod tests {
         assert!(unknown.message.contains("apt-get update"), "{}", unknown.message);
 
         let full = explained(Source::Pip, &["ERROR: [Errno 28] No space left on device"]);
-        assert!(full.lasting && full.message.contains("TESSERA_CACHE"));
+        assert!(full.lasting && !full.unreachable && full.message.contains("TESSERA_CACHE"));
 
         let other = explained(Source::Npm, &["npm ERR! code E404", ""]);
         assert!(other.message.contains("npm said: npm ERR! code E404"), "{}", other.message);

@@ -86,19 +86,19 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,
-            seconds_per_seed: 14.0,
+            seconds_per_seed: 19.0,
         },
         body: Body::Together(run),
     }
 }
 
 fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
-    let rounds = match context.mode {
-        Mode::Quick => 7,
-        Mode::Full => 20,
+    let (small, large) = match context.mode {
+        Mode::Quick => (14, 9),
+        Mode::Full => (40, 20),
     };
-    let mut outcomes = time(context, &SMALL, 2 * rounds)?;
-    outcomes.extend(time(context, &LARGE, rounds)?);
+    let mut outcomes = time(context, &SMALL, small)?;
+    outcomes.extend(time(context, &LARGE, large)?);
     Ok(outcomes)
 }
 
