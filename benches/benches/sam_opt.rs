@@ -40,7 +40,7 @@ fn base_step(base: &mut Sgd, params: &ParamSet, gradient: &ParamVec) {
         .iter()
         .zip(gradient.present())
         .enumerate()
-        .map(|(index, ((name, param), grad))| Slot { index, name, param, grad, lr_scale: 1.0, weight_decay: None })
+        .map(|(index, ((name, param), grad))| Slot::new(index, name, param, grad))
         .collect();
     base.step(&slots).expect("the shapes are the parameters' own");
 }

@@ -7,6 +7,9 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use tensor::stats::{self, Bootstrap};
 
+/// Fewest rounds of an interleaved timing for which a verdict is given.
+const ROUNDS_FOR_VERDICT: usize = 8;
+
 /// Level of all intervals.
 const LEVEL: f64 = 0.95;
 
@@ -158,6 +161,8 @@ pub struct Analysis {
     pub provenance: Vec<Provenance>,
     /// When the last run finished, seconds since 1970.
     pub finished: u64,
+    /// The command that makes such a run.
+    pub command: String,
     /// The experiments.
     pub experiments: Vec<ExperimentResult>,
 }
@@ -187,7 +192,30 @@ pub fn analyse(experiments: &[Experiment], metas: &[Meta], records: &[Record]) -
         })
         .collect();
     let finished = records.iter().map(|r| r.finished).max().unwrap_or(0);
-    Analysis { mode, provenance, finished, experiments: results }
+    Analysis { mode, provenance, finished, command: command(metas), experiments: results }
+}
+
+/// The command that makes runs like these.
+fn command(metas: &[Meta]) -> String {
+    let mut words = vec!["cargo xtask bench".to_owned()];
+    let Some(meta) = metas.first() else { return words.remove(0) };
+    words.extend(meta.names.clone());
+    if meta.mode == Mode::Full {
+        words.push("--full".into());
+    }
+    if metas.iter().any(|m| m.peers) {
+        words.push("--peers".into());
+    }
+    if let Some(seeds) = meta.seeds {
+        words.push(format!("--seeds {seeds}"));
+    }
+    if meta.device != "cpu" {
+        words.push(format!("--device {}", meta.device));
+    }
+    if let (Some((_, n)), true) = (meta.shard, metas.len() > 1) {
+        words.push(format!("--shard i/{n}"));
+    }
+    words.join(" ")
 }
 
 fn examine(spec: &Spec, mode: Mode, planned: u64, records: &[&Record], skipped: Option<String>) -> ExperimentResult {
@@ -274,8 +302,7 @@ fn claim_result(spec: &Spec, claim: &Claim, arm: &[&Record], reference: &[&Recor
         _ => paired(&claim.metric, arm, reference).map(|e| turned(e, spec.metric(&claim.metric))),
     };
     let enough = match claim.test {
-        // Timings of one run are many samples already.
-        Test::RatioAtMost(_) | Test::SpeedupAtLeast(_) => true,
+        Test::RatioAtMost(_) | Test::SpeedupAtLeast(_) => estimate.is_some_and(|e| e.n >= ROUNDS_FOR_VERDICT),
         _ => estimate.is_some_and(|e| e.n as u64 >= spec.seeds_for_verdict),
     };
     let verdict = match estimate.as_ref().map_or(Verdict::NoData, |e| verdict(claim.test, e, enough)) {

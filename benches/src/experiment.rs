@@ -105,7 +105,7 @@ pub fn select(names: &[String], mode: Mode, peers: bool) -> Result<Vec<Experimen
             let known = all.iter().flat_map(|e| [e.spec.name.as_str(), e.spec.krate.as_str()]);
             let nearest = known.max_by(|a, b| strsim::jaro(name, a).total_cmp(&strsim::jaro(name, b)));
             bail!(
-                "There is no crate or experiment called \"{name}\". Did you mean \"{}\"? `tessera-bench list` shows all.",
+                "There is no crate or experiment called \"{name}\". Did you mean \"{}\"? `cargo xtask bench --list` shows all.",
                 nearest.unwrap_or_default()
             );
         }

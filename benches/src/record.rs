@@ -8,15 +8,14 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Where and with what a run was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Provenance {
-    /// Commit of the checkout, or empty.
+    /// Commit that the benchmark was built from, or empty.
     pub commit: String,
-    /// Whether the checkout had uncommitted changes.
+    /// Whether the checkout had uncommitted changes then.
     pub dirty: bool,
     /// Processor.
     pub cpu: String,
@@ -35,10 +34,6 @@ pub struct Provenance {
 impl Provenance {
     /// Looks around.
     pub fn here(threads: usize, device: &str) -> Self {
-        let git = |args: &[&str]| -> Option<String> {
-            let output = Command::new("git").args(args).output().ok()?;
-            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        };
         let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
         let libtorch = tensor::device::libtorch_folder()
@@ -49,8 +44,8 @@ impl Provenance {
             .and_then(|text| text.lines().find(|line| line.contains('.')).map(str::to_owned))
             .unwrap_or_default();
         Self {
-            commit: git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_default(),
-            dirty: git(&["status", "--porcelain"]).is_some_and(|changes| !changes.is_empty()),
+            commit: env!("TESSERA_COMMIT").to_owned(),
+            dirty: env!("TESSERA_DIRTY") == "true",
             cpu: cpu.trim_start_matches([' ', '\t', ':']).to_owned(),
             cores: tensor::threads::available(),
             threads,

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Name of the results file in a run's folder.
 pub const RESULTS: &str = "results.jsonl";
@@ -148,6 +148,7 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
     let (mut results, found) = Results::open(&folder.join(RESULTS))?;
     let done: HashSet<(String, String, u64)> = found.iter().filter(|r| r.error.is_none()).map(Record::key).collect();
 
+    announce(folder)?;
     let experiments = select(&meta.names, meta.mode, meta.peers)?;
     let (ready, skipped) = split_by_data(experiments)?;
     for skip in &skipped {
@@ -177,6 +178,7 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
     let bar = ProgressBar::new(units.len() as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (left {eta}) {msg}")?);
     let mut failures = 0;
+    let mut spoken = Instant::now();
     for unit in units {
         bar.set_message(format!("{} {} seed {}", unit.experiment.spec.name, unit.arm.unwrap_or(""), unit.seed));
         context.threads = match unit.experiment.spec.threads {
@@ -190,11 +192,15 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
             return Ok(Ending::Interrupted);
         };
         if let Some(message) = records.iter().find_map(|r| r.error.as_deref()) {
-            bar.println(format!("{} failed: {message}", unit.experiment.spec.name));
+            say(&bar, &format!("{} failed: {message}", unit.experiment.spec.name));
             failures += 1;
         }
         results.append(&records)?;
         bar.inc(1);
+        if bar.is_hidden() && spoken.elapsed() > Duration::from_secs(10) {
+            spoken = Instant::now();
+            eprintln!("{} of {} runs done", bar.position(), bar.length().unwrap_or(0));
+        }
         if INTERRUPTED.load(Ordering::Relaxed) {
             bar.abandon();
             return Ok(Ending::Interrupted);
@@ -202,6 +208,19 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
     }
     bar.finish_and_clear();
     Ok(if failures == 0 { Ending::Done } else { Ending::Failed(failures) })
+}
+
+/// Prints a line above the bar, also where there is no terminal and so no bar.
+fn say(bar: &ProgressBar, line: &str) {
+    if bar.is_hidden() { eprintln!("{line}") } else { bar.println(line) }
+}
+
+/// Tells who started this process where the results are: the file that `TESSERA_RUN_FILE` names.
+fn announce(folder: &Path) -> Result<()> {
+    let Some(file) = std::env::var_os("TESSERA_RUN_FILE") else { return Ok(()) };
+    let path = std::path::absolute(folder)?;
+    std::fs::write(&file, path.as_os_str().as_encoded_bytes())
+        .with_context(|| format!("{} (TESSERA_RUN_FILE) can't be written", Path::new(&file).display()))
 }
 
 /// Runs a unit and makes its records, also of what went wrong. None after Ctrl-C.

@@ -77,6 +77,16 @@ pub fn write(
     if let Some(meta) = metas.iter().find(|m| m.mode != Mode::Full) {
         bail!("A snapshot is made of full runs, but one of these is a {} run: use --full.", meta.mode.name());
     }
+    for experiment in analyse(&all(), metas, records).experiments {
+        if experiment.skipped.is_none() && (experiment.seeds as u64) < experiment.spec.default_seeds(Mode::Full) {
+            bail!(
+                "{} has {} of its {} seeds: finish the run with --resume, or run it without --seeds.",
+                experiment.spec.name,
+                experiment.seeds,
+                experiment.spec.default_seeds(Mode::Full)
+            );
+        }
+    }
     let renewed: BTreeSet<&str> = records.iter().map(|r| r.experiment.as_str()).collect();
     let (old_meta, old_records) = old;
     let mut merged: Vec<Record> =
@@ -90,7 +100,10 @@ pub fn write(
     meta.seeds = None;
     meta.shard = None;
     let before = old_meta.into_iter().flat_map(|m| m.skipped).filter(|s| !renewed.contains(s.experiment.as_str()));
-    meta.skipped = metas.iter().flat_map(|m| m.skipped.clone()).chain(before).collect();
+    // What is kept from before isn't missing.
+    let kept: BTreeSet<&str> = merged.iter().map(|r| r.experiment.as_str()).collect();
+    let skipped = metas.iter().flat_map(|m| m.skipped.clone()).chain(before);
+    meta.skipped = skipped.filter(|s| !kept.contains(s.experiment.as_str())).collect();
     meta.skipped.dedup();
 
     std::fs::create_dir_all(folder).with_context(|| format!("{} can't be made", folder.display()))?;
@@ -185,9 +198,9 @@ mod tests {
         let readme = folder.path().join("README.md");
         std::fs::write(&readme, format!("before\n{BEGIN}old row\n{END}\nafter\n")).unwrap();
         let old = vec![record("rotated-mnist", "sam", 0, 1.0), record("handwriting3", "sam", 0, 2.0)];
-        let new: Vec<Record> = (0..6)
+        let new: Vec<Record> = (0..10)
             .flat_map(|s| {
-                let noise = s as f64 / 100.0;
+                let noise = s as f64 / 50.0;
                 [record("handwriting3", "sam", s, 52.0 + noise), record("handwriting3", "erm", s, 50.0)]
             })
             .collect();
@@ -195,10 +208,12 @@ mod tests {
         write(&out, &readme, &[meta(Mode::Full)], &new, (None, old)).unwrap();
         let text = std::fs::read_to_string(&readme).unwrap();
         assert!(text.starts_with("before\n") && text.ends_with("after\n") && !text.contains("old row"));
-        assert!(text.contains("+2.02 points against ERM (Adam) [2.01, 2.04], holds"), "{text}");
+        assert!(text.contains("+2.09 points against ERM (Adam) [2.05, 2.13], holds"), "{text}");
         let (kept, _) = crate::record::parse(&std::fs::read(out.join(RESULTS)).unwrap()).unwrap();
-        assert_eq!(kept.len(), 13);
+        assert_eq!(kept.len(), 21);
         assert_eq!(kept.iter().filter(|r| r.experiment == "rotated-mnist").count(), 1);
+        let partial = write(&out, &readme, &[meta(Mode::Full)], &new[..4], (None, vec![]));
+        assert!(partial.unwrap_err().to_string().contains("2 of its 10 seeds"));
         assert!(write(&out, &readme, &[meta(Mode::Quick)], &new, (None, vec![])).is_err());
     }
 
@@ -208,7 +223,7 @@ mod tests {
         let readme = folder.path().join("README.md");
         std::fs::write(&readme, format!("{BEGIN}{END}\n")).unwrap();
         let failed = |seed| Record { error: Some("it broke".into()), ..record("handwriting3", "sam", seed, 0.0) };
-        let mut new: Vec<Record> = (0..6)
+        let mut new: Vec<Record> = (0..10)
             .flat_map(|s| {
                 let sam = record("handwriting3", "sam", s, 52.0 + s as f64 / 100.0);
                 [sam, record("handwriting3", "erm", s, 50.0)]

@@ -1,9 +1,11 @@
 //! `cargo xtask bench` and `report`: builds the benchmark, fetches its data, runs it, and shows the report.
 
+mod runs;
+
 use std::collections::BTreeSet;
-use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
@@ -12,15 +14,21 @@ use serde::Deserialize;
 
 use crate::cargo;
 use crate::data;
+use crate::files::Temporary;
 use crate::libtorch::Libtorch;
 use crate::peers;
 use crate::places::Places;
-use crate::process::{capture, on_path, run_forwarding};
+use crate::process::{Interrupted, Stream, capture, interrupted, on_path, run_forwarding, watch};
 use crate::setup;
 use crate::ui::note;
+use runs::{Run, chosen_runs};
 
-/// The status of a program that a signal or the user stopped.
-const INTERRUPTED: i32 = 130;
+/// The status of a benchmark that the user stopped.
+const INTERRUPTED: u8 = 130;
+/// The status of a benchmark some of whose runs failed; the others are kept.
+const SOME_FAILED: i32 = 1;
+/// Names a file into which the benchmark writes the folder of its run.
+const RUN_FILE: &str = "TESSERA_RUN_FILE";
 
 /// Options of `bench`.
 // One field for each option of the command line.
@@ -56,11 +64,22 @@ pub(crate) struct BenchArgs {
     /// Open the report in a browser.
     #[arg(long)]
     open: bool,
+    /// List the experiments, and run none.
+    #[arg(long)]
+    list: bool,
 }
 
 impl BenchArgs {
+    /// The run to go on with, if there is such a one.
+    fn resumed(&self, places: &Places) -> Option<Run> {
+        match self.resume.as_ref()? {
+            Some(name) => Run::find(places, name),
+            None => Run::latest(places),
+        }
+    }
+
     /// The same options for `tessera-bench run`.
-    fn forward(&self, runs: &Path) -> Vec<String> {
+    fn forward(&self, resumed: Option<&Run>) -> Vec<String> {
         let mut options = self.names.clone();
         let flags = [("--quick", self.quick), ("--full", self.full)];
         options.extend(flags.iter().filter(|(_, on)| *on).map(|(name, _)| (*name).to_owned()));
@@ -75,11 +94,9 @@ impl BenchArgs {
         with("--shard", self.shard.clone());
         if let Some(run) = &self.resume {
             options.push("--resume".to_owned());
-            // A run's name means its folder; a path is left as it is.
-            options.extend(run.as_ref().map(|run| match runs.join(run) {
-                folder if folder.exists() => folder.display().to_string(),
-                _ => run.clone(),
-            }));
+            // What can't be found is left to the benchmark, which says so.
+            let folder = resumed.map(|run| run.folder.display().to_string());
+            options.extend(folder.or_else(|| run.clone()));
         }
         options
     }
@@ -129,15 +146,28 @@ impl<'a> Benchmark<'a> {
 
     /// Its experiments.
     pub(crate) fn experiments(&self) -> Result<Vec<Experiment>> {
-        let output = self
-            .command(&["list", "--json"])
-            .stderr(Stdio::inherit())
-            .output()
-            .context("tessera-bench can't be started")?;
-        if !output.status.success() {
-            bail!("`tessera-bench list --json` failed ({})", output.status);
+        let mut json = String::new();
+        let finished = watch(&mut self.command(&["list", "--json"]), |lines| {
+            for (stream, line) in lines {
+                match stream {
+                    Stream::Out => json.extend([line, "\n"]),
+                    Stream::Err => note(line),
+                }
+            }
+        })?;
+        if !finished.status.success() {
+            bail!("`tessera-bench list --json` failed ({})", finished.status);
         }
-        serde_json::from_slice(&output.stdout).context("`tessera-bench list --json` printed what can't be read")
+        serde_json::from_str(&json).context("`tessera-bench list --json` printed what can't be read")
+    }
+
+    /// Prints them.
+    fn list(&self) -> Result<()> {
+        let status = run_forwarding(&mut self.command(&["list"]))?;
+        if !status.success() {
+            bail!("`tessera-bench list` failed ({status})");
+        }
+        Ok(())
     }
 
     fn report(&self, runs: &[PathBuf], snapshot: bool) -> Result<()> {
@@ -175,9 +205,16 @@ pub(crate) struct Experiment {
     /// The data sets that it needs.
     #[serde(default, alias = "data_sets", alias = "datasets", alias = "sets")]
     pub data: Vec<String>,
+    /// `peers` for one that needs the peers' Python.
+    #[serde(default)]
+    pub kind: String,
 }
 
 impl Experiment {
+    fn is_of_peers(&self) -> bool {
+        self.kind == "peers"
+    }
+
     fn is_meant_by(&self, name: &str) -> bool {
         self.name == name || self.package == name
     }
@@ -193,103 +230,129 @@ pub(crate) fn data_needed(experiments: &[Experiment], names: &[String]) -> Vec<S
 /// `cargo xtask bench`.
 pub(crate) fn bench(places: &Places, args: &BenchArgs) -> Result<ExitCode> {
     let benchmark = Benchmark::build(places)?;
+    if args.list {
+        benchmark.list()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let experiments = benchmark.experiments()?;
+    let resumed = args.resumed(places);
+    let asked = resumed.as_ref().map(Run::asked).unwrap_or_default();
+    let names = if resumed.is_some() { &asked.names } else { &args.names };
+    let by_name = experiments.iter().any(|one| one.is_of_peers() && names.contains(&one.name));
+    let peers = args.peers || asked.peers || by_name;
+
+    let mut options = args.forward(resumed.as_ref());
     let known = |name: &String| experiments.iter().any(|one| one.is_meant_by(name));
-    let mut options = args.forward(&places.runs());
-    // An unknown name is left to the benchmark, which suggests the nearest one; nothing is fetched for it.
-    if args.names.iter().all(known) {
-        data::fetch_if_possible(places, Some(&data_needed(&experiments, &args.names)))?;
-        if args.peers {
-            let python = peers::python(places)?;
-            options.extend(["--peer-python".to_owned(), python.display().to_string()]);
+    // An unknown name or run is left to the benchmark, which suggests the nearest one; nothing is fetched for it.
+    let startable = args.resume.is_none() || resumed.is_some();
+    if startable && names.iter().all(known) {
+        data::fetch_if_possible(places, Some(&data_needed(&experiments, names)))?;
+        if peers {
+            options.extend(peers_options(places, by_name)?);
         }
     }
+
     let began = SystemTime::now();
+    let room = Temporary::beside(&places.runs())?;
+    let run_file = room.path().join("run");
     let mut command = benchmark.command(&["run"]);
-    command.args(&options);
+    command.args(&options).env(RUN_FILE, &run_file);
     let status = run_forwarding(&mut command)?;
-    let run = latest_run(places);
-    match status.code() {
-        Some(0) => {}
-        Some(INTERRUPTED) | None => {
-            if let Some(run) = run.filter(|run| run.changed >= began) {
-                note(format!(
-                    "stopped; every finished result is kept in {}\ngo on with: cargo xtask bench --resume {}",
-                    run.folder.display(),
-                    run.name()
-                ));
-            }
-            return Ok(ExitCode::from(INTERRUPTED as u8));
+    // A benchmark that names no run may not have begun one.
+    let run = Run::named_in(places, &run_file)
+        .or_else(|| Run::latest(places).filter(|run| status.success() || run.changed >= began));
+
+    match ending(status, interrupted()) {
+        Ending::Exit(code @ (0 | SOME_FAILED)) => {
+            let Some(run) = run else {
+                anyhow::ensure!(code == SOME_FAILED, "there is no run in {}", places.runs().display());
+                return Ok(ExitCode::FAILURE);
+            };
+            show_report(places, &benchmark, std::slice::from_ref(&run.folder), false, args.open)?;
+            Ok(if code == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Some(code) => return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
+        Ending::Exit(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
+        Ending::Interrupted => {
+            say_how_to_go_on(places, run.as_ref(), peers);
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+        Ending::Killed(signal) => {
+            let cause = if signal == 9 { ". A system that runs out of memory ends programs so" } else { "" };
+            note(format!("error: the benchmark was ended from outside ({status}){cause}"));
+            say_how_to_go_on(places, run.as_ref(), peers);
+            Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)))
+        }
     }
-    let run = run.with_context(|| format!("there is no run in {}", places.runs().display()))?;
-    benchmark.report(std::slice::from_ref(&run.folder), false)?;
-    let page = run.folder.join("report.html");
+}
+
+/// How a benchmark ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Ending {
+    /// By itself, with that status.
+    Exit(i32),
+    /// Because the user asked for it.
+    Interrupted,
+    /// By a signal that did not come through us.
+    Killed(i32),
+}
+
+fn ending(status: ExitStatus, asked: bool) -> Ending {
+    match (status.code(), status.signal()) {
+        (Some(code), _) if code == i32::from(INTERRUPTED) => Ending::Interrupted,
+        (Some(code), _) => Ending::Exit(code),
+        (None, Some(signal @ (2 | 9 | 15))) if !asked => Ending::Killed(signal),
+        // The signals that we pass on.
+        (None, Some(2 | 9 | 15)) => Ending::Interrupted,
+        (None, signal) => Ending::Killed(signal.unwrap_or_default()),
+    }
+}
+
+fn say_how_to_go_on(places: &Places, run: Option<&Run>, peers: bool) {
+    if let Some(run) = run {
+        note(format!(
+            "stopped; every finished result is kept in {}\ngo on with: cargo xtask bench --resume {}{}",
+            run.folder.display(),
+            run.name(places),
+            if peers { " --peers" } else { "" }
+        ));
+    }
+}
+
+/// The option that brings the peers' Python. Without it the other experiments still run, so a failure stops nothing
+/// unless an experiment of the peers was asked for by its name.
+fn peers_options(places: &Places, by_name: bool) -> Result<Vec<String>> {
+    match peers::python(places) {
+        Ok(python) => Ok(vec!["--peer-python".to_owned(), python.display().to_string()]),
+        Err(error) if by_name || error.is::<Interrupted>() => Err(error),
+        Err(error) => {
+            note(format!("the peers are left out: {error:#}"));
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// Makes the report of the runs; where several are merged, it lies in the first.
+fn show_report(
+    places: &Places,
+    benchmark: &Benchmark,
+    runs: &[PathBuf],
+    snapshot: bool,
+    in_browser: bool,
+) -> Result<()> {
+    benchmark.report(runs, snapshot)?;
+    let page = runs[0].join("report.html");
     println!("report: {}", page.display());
-    if args.open {
+    if in_browser {
         open(places, &page);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// `cargo xtask report`.
 pub(crate) fn report(places: &Places, args: &ReportArgs) -> Result<()> {
     let runs = chosen_runs(places, &args.runs)?;
     let benchmark = Benchmark::build(places)?;
-    benchmark.report(&runs, args.snapshot)?;
-    // Where several runs are merged, the report lies in the first.
-    let page = runs[0].join("report.html");
-    println!("report: {}", page.display());
-    if args.open {
-        open(places, &page);
-    }
-    Ok(())
-}
-
-fn chosen_runs(places: &Places, names: &[String]) -> Result<Vec<PathBuf>> {
-    if names.is_empty() {
-        let run = latest_run(places).with_context(|| {
-            format!("there is no run in {}; `cargo xtask bench` makes one", places.runs().display())
-        })?;
-        return Ok(vec![run.folder]);
-    }
-    let found = names.iter().map(|name| {
-        let below = places.runs().join(name);
-        let folder = if below.exists() { below } else { PathBuf::from(name) };
-        if !folder.join("results.jsonl").exists() {
-            bail!(
-                "{name} is no run: neither {} nor the path itself holds a results.jsonl",
-                places.runs().join(name).display()
-            );
-        }
-        Ok(std::path::absolute(folder)?)
-    });
-    found.collect()
-}
-
-/// A run on the disk.
-struct Run {
-    folder: PathBuf,
-    changed: SystemTime,
-}
-
-impl Run {
-    fn name(&self) -> String {
-        let name = self.folder.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    }
-}
-
-/// The run whose results changed last.
-fn latest_run(places: &Places) -> Option<Run> {
-    let runs = fs::read_dir(places.runs()).ok()?.flatten().filter_map(|entry| {
-        let folder = entry.path();
-        let results = ["results.jsonl", "meta.json"].map(|name| folder.join(name));
-        let changed = results.iter().filter_map(|file| fs::metadata(file).ok()?.modified().ok()).max()?;
-        Some(Run { folder, changed })
-    });
-    runs.max_by_key(|run| run.changed)
+    show_report(places, &benchmark, &runs, args.snapshot, args.open)
 }
 
 fn open(places: &Places, page: &Path) {
@@ -313,7 +376,7 @@ mod tests {
 
     fn forwarded(words: &[&str]) -> Vec<String> {
         let words = std::iter::once(&"bench").chain(words);
-        Line::try_parse_from(words).unwrap().bench.forward(Path::new("/no-runs"))
+        Line::try_parse_from(words).unwrap().bench.forward(None)
     }
 
     #[test]
@@ -325,6 +388,21 @@ mod tests {
         assert_eq!(forwarded(&["--resume"]), ["--resume"]);
         assert_eq!(forwarded(&["--resume", "r1"]), ["--resume", "r1"]);
         assert!(forwarded(&["--peers", "--open"]).is_empty());
+    }
+
+    #[test]
+    fn only_what_we_passed_on_counts_as_an_interrupt() {
+        let exit = |code: i32| ExitStatus::from_raw(code << 8);
+        let signal = ExitStatus::from_raw;
+        for asked in [false, true] {
+            assert_eq!(ending(exit(0), asked), Ending::Exit(0));
+            assert_eq!(ending(exit(130), asked), Ending::Interrupted);
+            assert_eq!(ending(signal(11), asked), Ending::Killed(11));
+        }
+        for ours in [2, 9, 15] {
+            assert_eq!(ending(signal(ours), false), Ending::Killed(ours));
+            assert_eq!(ending(signal(ours), true), Ending::Interrupted);
+        }
     }
 
     #[test]
@@ -342,23 +420,5 @@ mod tests {
         assert_eq!(needed(&["sam-opt"]), ["mfeat", "mnist-10k"]);
         assert_eq!(needed(&["other"]), ["fashion-mnist"]);
         assert_eq!(needed(&[]).len(), 3);
-    }
-
-    #[test]
-    fn the_latest_run_is_the_one_whose_results_changed_last() {
-        let root = tempfile::tempdir().unwrap();
-        let places = Places { root: root.path().to_path_buf(), cache: root.path().join("cache") };
-        assert!(latest_run(&places).is_none());
-        for (name, age) in [("a", 10), ("b", 5), ("c", 20)] {
-            let folder = places.runs().join(name);
-            fs::create_dir_all(&folder).unwrap();
-            let file = fs::File::create(folder.join("results.jsonl")).unwrap();
-            let then = SystemTime::now() - std::time::Duration::from_secs(age);
-            file.set_modified(then).unwrap();
-        }
-        assert_eq!(latest_run(&places).unwrap().name(), "b");
-        assert_eq!(chosen_runs(&places, &["c".into()]).unwrap()[0], places.runs().join("c"));
-        let error = chosen_runs(&places, &["d".into()]).unwrap_err().to_string();
-        assert!(error.contains("d is no run"), "{error}");
     }
 }

@@ -124,7 +124,7 @@ fn libraries(places: &Places, program: &Path, libtorch: &Libtorch) -> Result<Vec
 /// `ldd` names the libraries of libraries, too; those in libtorch's folder and those that come with PyTorch, CUDA or
 /// glibc are the host's.
 fn chosen_libraries(listing: &str, lib: &Path) -> Result<Vec<PathBuf>> {
-    const HOSTS: [&str; 29] = [
+    const HOSTS: [&str; 30] = [
         "libtorch",
         "libc10",
         "libgomp",
@@ -335,7 +335,9 @@ mod tests {
     fn the_run_script_finds_pytorch_and_passes_everything_on() {
         let output = start("2.11.0+cu130", &["run", "--full"]);
         let text = String::from_utf8(output.stdout).unwrap();
-        for part in ["bin/tessera-bench run --full", "LD=/", "torch/./lib:", "nvidia/cu13/lib:", "cache=/", "torch/cache"] {
+        for part in
+            ["bin/tessera-bench run --full", "LD=/", "torch/./lib:", "nvidia/cu13/lib:", "cache=/", "torch/cache"]
+        {
             assert!(text.contains(part), "{text}");
         }
         let probe = start("2.11.0", &["probe"]);

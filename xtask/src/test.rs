@@ -18,9 +18,10 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
     let chosen = |name: &String| crates.is_empty() || crates.contains(name);
     let mut done = Summary::default();
 
-    let data = fetch_data(places, metadata.packages.iter().any(|package| {
-        chosen(&package.name) && metadata.depends_on(&package.name, "datasets")
-    }))?;
+    let data = fetch_data(
+        places,
+        metadata.packages.iter().any(|package| chosen(&package.name) && metadata.depends_on(&package.name, "datasets")),
+    )?;
     for without in metadata.without_libtorch() {
         if !chosen(&without.package) {
             continue;

@@ -3,6 +3,8 @@
 mod support;
 
 use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
 
 use support::{Checkout, ended, pins, says, sha256};
 
@@ -119,4 +121,41 @@ fn the_list_shows_what_is_there_and_how_to_get_the_rest() {
     assert_eq!(ended(&output).0, 0);
     let text = String::from_utf8(output.stdout).unwrap();
     says(&text, &["in the crate", "there", "letters"]);
+}
+
+#[test]
+fn a_registry_that_cannot_be_reached_is_asked_once_except_in_continuous_integration() {
+    let checkout = checkout();
+    let text = checkout.read("root/crates/datasets/data.toml");
+    let again =
+        text[text.find("[[set]]\nname = \"digits\"").unwrap()..].split("[[set]]\nname = \"letters\"").next().unwrap();
+    let again = again.replace("\"digits\"", "\"digits-2\"").replace("package = \"digits-2\"", "package = \"digits\"");
+    checkout.write("root/crates/datasets/data.toml", &format!("{text}{again}"));
+    checkout.mode("offline");
+    let text = checkout.bad(&["data", "fetch", "--all"]);
+    says(
+        &text,
+        &["digits-2: not tried, because the registry of pip can't be reached", "not fetched: digits, digits-2"],
+    );
+    assert_eq!(checkout.fetched().len(), 3);
+    let mut command = checkout.xtask(&["data", "fetch", "--all"]);
+    assert_eq!(ended(&command.env("CI", "true").output().unwrap()).0, 1);
+    assert_eq!(checkout.fetched().len(), 9);
+}
+
+#[test]
+fn a_set_that_another_process_made_meanwhile_is_not_made_again() {
+    let checkout = checkout();
+    fs::create_dir_all(checkout.at("cache")).unwrap();
+    let lock = fs::File::create(checkout.at("cache/.lock")).unwrap();
+    lock.lock().unwrap();
+    let child =
+        checkout.xtask(&["data", "fetch", "digits"]).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    checkout.write("cache/data/digits/a.csv", "1,2\n");
+    drop(lock);
+    let (code, text) = ended(&child.wait_with_output().unwrap());
+    assert_eq!(code, 0, "{text}");
+    says(&text, &["waiting for it", "digits: there"]);
+    assert!(checkout.fetched().is_empty());
 }

@@ -60,3 +60,38 @@ fn with_everything_needed_the_doctor_is_content() {
     let (_, seen) = picture(&checkout);
     assert_eq!(row(&seen, "Rust")["mend"], "rustup toolchain install 1.95.0");
 }
+
+#[test]
+fn pip_is_needed_only_to_fetch_a_libtorch_that_is_not_there() {
+    let checkout = Checkout::new();
+    assert_eq!(row(&picture(&checkout).1, "pip")["needed"], true);
+    checkout.good(&["setup"]);
+    assert_eq!(row(&picture(&checkout).1, "pip")["needed"], false);
+}
+
+#[test]
+fn the_compiler_is_the_one_that_cargo_will_call() {
+    let checkout = Checkout::new();
+    assert_eq!(row(&picture(&checkout).1, "C++")["found"], "c++ 12");
+    // Another name than the build will call is no compiler.
+    std::fs::rename(checkout.at("bin/c++"), checkout.at("bin/g++")).unwrap();
+    assert_eq!(row(&picture(&checkout).1, "C++")["right"], false);
+}
+
+#[test]
+fn a_data_file_that_cannot_be_read_is_one_row() {
+    let checkout = Checkout::new();
+    checkout.write(
+        "root/crates/datasets/data.toml",
+        "[[set]]\nname = \"letters\"\ntitle = \"Letters\"\nsource = \"npm\"\nlicence = \"MIT\"\npackage = \"letters\"\nversion = \"1\"\narchive = \"l.tgz\"\nbytes = 1\nsha256 = \"0\"\n[[set.file]]\nfrom = \"l\"\nto = \"l\"\nbytes = @BYTES@\nsha256 = \"0\"\n",
+    );
+    // A folder in the place of a file can be opened, not read.
+    std::fs::create_dir_all(checkout.at("cache/data/letters/l")).unwrap();
+    let length = std::fs::metadata(checkout.at("cache/data/letters/l")).unwrap().len();
+    let text = checkout.read("root/crates/datasets/data.toml").replace("@BYTES@", &length.to_string());
+    checkout.write("root/crates/datasets/data.toml", &text);
+    let (_, seen) = picture(&checkout);
+    let letters = row(&seen, "data: letters");
+    assert_eq!((&letters["right"], &letters["mend"]), (&false.into(), &"cargo xtask data fetch letters".into()));
+    assert!(letters["found"].as_str().unwrap().contains("can't be read"), "{letters}");
+}

@@ -30,9 +30,7 @@ fn a_second_run_fetches_nothing_and_another_checkout_only_links() {
     checkout.good(&["setup"]);
     let fetched = checkout.fetched();
     checkout.mode("offline");
-    let began = Instant::now();
     says(&checkout.good(&["setup"]), &["libtorch 2.11.0 is there"]);
-    assert!(began.elapsed() < Duration::from_secs(1));
     fs::remove_file(checkout.at("root/.libtorch")).unwrap();
     says(&checkout.good(&["setup"]), &["is in the cache"]);
     assert_eq!(checkout.fetched(), fetched);
@@ -180,6 +178,113 @@ fn a_wrong_libtorch_of_the_user_is_refused_with_both_versions_and_the_way_out() 
 }
 
 #[test]
+fn a_libtorch_of_the_user_that_cannot_be_loaded_is_refused() {
+    let checkout = Checkout::new();
+    make_libtorch(&checkout, "mine", "2.11.0");
+    checkout.program("ldd", "#!/bin/sh\necho '  not a dynamic executable' >&2\nexit 1\n");
+    let mut command = checkout.xtask(&["setup"]);
+    let (code, text) = ended(&command.env("LIBTORCH", checkout.at("mine")).output().unwrap());
+    assert_eq!(code, 1);
+    says(&text, &["/mine", "can't be loaded", "not a dynamic executable", "unset it"]);
+}
+
+#[test]
+fn a_relative_libtorch_is_refused_with_the_absolute_path() {
+    let checkout = Checkout::new();
+    make_libtorch(&checkout, "root/mine", "2.11.0");
+    for command in ["setup", "env"] {
+        let mut command = checkout.xtask(&[command]);
+        let (code, text) = ended(&command.env("LIBTORCH", "./mine").output().unwrap());
+        assert_eq!(code, 1, "{text}");
+        says(
+            &text,
+            &["LIBTORCH is ./mine, a relative path", &format!("Set it to {}", checkout.at("root/mine").display())],
+        );
+    }
+}
+
+#[test]
+fn a_library_that_lost_bytes_is_unpacked_again() {
+    let checkout = Checkout::new();
+    checkout.good(&["setup"]);
+    checkout.write("cache/libtorch/2.11.0-cpu/lib/libtorch_cpu.so", "c");
+    let text = checkout.good(&["setup"]);
+    says(&text, &["libtorch_cpu.so is damaged: 1 bytes instead of 3", "made again", "is there"]);
+    assert_eq!(checkout.read("root/.libtorch/lib/libtorch_cpu.so"), "cpu");
+}
+
+#[test]
+fn without_a_compiler_nothing_large_is_fetched() {
+    let checkout = Checkout::new();
+    fs::remove_file(checkout.at("bin/c++")).unwrap();
+    says(&checkout.bad(&["setup"]), &["no C++ compiler: `c++`", "apt-get install g++", "CXX"]);
+    assert!(checkout.fetched().is_empty());
+    // What `cc` calls may bring options along.
+    checkout.program("mycxx", "#!/bin/sh\n[ \"$1 $2\" = '-m64 --version' ] && echo mycxx\n");
+    let mut command = checkout.xtask(&["setup"]);
+    let (code, text) = ended(&command.env("CXX", "mycxx -m64").output().unwrap());
+    assert_eq!(code, 0, "{text}");
+}
+
+/// An apt-get that logs what it was asked for; only the superuser has it called.
+fn with_apt(checkout: &Checkout, more: &str) {
+    fs::remove_file(checkout.at("bin/pkg-config")).unwrap();
+    let log = checkout.at("apt-log");
+    checkout.program("apt-get", &format!("#!/bin/sh\necho \"$*\" >> {}\n{more}", log.display()));
+}
+
+#[test]
+fn openblas_is_installed_by_an_explicit_setup_or_in_continuous_integration_only() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only the superuser installs packages");
+        return;
+    }
+    let checkout = Checkout::new();
+    with_apt(&checkout, "");
+    let lint = |ci: &str| {
+        checkout.program(
+            "cargo",
+            "#!/bin/sh\n[ \"$1\" = metadata ] && echo '{\"packages\": []}'\n[ \"$1 $2\" != 'deny --version' ]\n",
+        );
+        ended(&checkout.xtask(&["lint"]).env("CI", ci).output().unwrap())
+    };
+    let (code, text) = lint("");
+    assert_eq!((code, checkout.read("apt-log").as_str()), (0, ""), "{text}");
+    lint("true");
+    says(&checkout.read("apt-log"), &["install --yes", "libopenblas-dev"]);
+    fs::remove_file(checkout.at("apt-log")).unwrap();
+    checkout.good(&["setup"]);
+    says(&checkout.read("apt-log"), &["install --yes"]);
+}
+
+#[test]
+fn apt_is_asked_to_stop_and_waited_for() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only the superuser installs packages");
+        return;
+    }
+    let checkout = Checkout::new();
+    let here = checkout.at("");
+    let here = here.to_string_lossy();
+    // As apt while dpkg works: it finishes its work first, which takes longer than others are given.
+    with_apt(
+        &checkout,
+        &format!(
+            "trap '' INT TERM\n/bin/touch {here}started\nleft=80\n\
+             while [ $left -gt 0 ]; do /bin/sleep 0.05; left=$((left - 1)); done\n/bin/touch {here}finished\n"
+        ),
+    );
+    let child = checkout.xtask(&["setup"]).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !checkout.at("started").exists() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(ended(&child.wait_with_output().unwrap()).0, 130);
+    assert!(checkout.at("finished").exists());
+}
+
+#[test]
 fn a_pythons_torch_is_linked_so_that_its_libraries_find_their_neighbours() {
     let checkout = Checkout::new();
     make_libtorch(&checkout, "site/torch", "");
@@ -220,6 +325,28 @@ fn libtorch_use_pytorch_is_obeyed_or_refused() {
     let (code, text) = run();
     assert_eq!(code, 1);
     says(&text, &["PyTorch 2.4.0", "2.11.0"]);
+}
+
+#[test]
+fn libtorch_use_pytorch_counts_more_than_the_libtorch_that_is_there() {
+    let checkout = Checkout::new();
+    checkout.good(&["setup"]);
+    let run = |libtorch: &str| {
+        let mut command = checkout.xtask(&["setup"]);
+        command.env("LIBTORCH_USE_PYTORCH", "1");
+        if !libtorch.is_empty() {
+            command.env("LIBTORCH", checkout.at(libtorch));
+        }
+        ended(&command.output().unwrap())
+    };
+    says(&run("").1, &["this Python has no torch"]);
+    make_libtorch(&checkout, "site/torch", "2.11.0");
+    checkout.write("python-torch", &format!("{}\n2.11.0\n", checkout.at("site/torch").display()));
+    says(&run("").1, &["is your Python's"]);
+    // The second time it is there already.
+    let (code, text) = run("");
+    assert!(code == 0 && !text.contains("is your Python's"), "{text}");
+    says(&run("site/torch").1, &["are both set", "Unset one"]);
 }
 
 #[test]

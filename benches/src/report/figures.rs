@@ -88,7 +88,7 @@ fn differences(experiment: &ExperimentResult, metric: &Metric, main: bool) -> Op
             let about = claims.iter().any(|c| c.claim.arm == arm.name && c.claim.reference == first.name);
             let found = view::arm_result(experiment, arm).and_then(|result| result.differences.get(&metric.name));
             if let Some(difference) = found.filter(|_| !about) {
-                let label = format!("{} − {}", arm.label, first.label);
+                let label = format!("{} over {}", arm.label, first.label);
                 rows.push(difference_row(label, &view::advantage(metric, difference), metric, arm.role));
             }
         }
@@ -98,7 +98,7 @@ fn differences(experiment: &ExperimentResult, metric: &Metric, main: bool) -> Op
         let claim = &result.claim;
         let (arm, reference) = (view::arm_label(experiment, &claim.arm), view::arm_label(experiment, &claim.reference));
         let role = experiment.spec.arm(&claim.arm).map_or(Role::Method, |arm| arm.role);
-        let mut row = difference_row(format!("{arm} − {reference}"), estimate, metric, role);
+        let mut row = difference_row(format!("{arm} over {reference}"), estimate, metric, role);
         row.class = class(result.verdict);
         row.numbers = format!("{} {}", view::symbol(result.verdict), row.numbers);
         row.band = match claim.test {

@@ -46,7 +46,7 @@ pub(super) fn page(analysis: &Analysis, committed: Option<&Analysis>) -> String 
         out,
         "<footer><p>Made with <code>{}</code>. Verdicts are computed from the intervals, never written by hand.</p>\
          </footer>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
-        escape(&view::command(analysis))
+        escape(&analysis.command)
     );
     out
 }

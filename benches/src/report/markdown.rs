@@ -17,7 +17,7 @@ pub(super) fn document(analysis: &Analysis) -> String {
     let _ = writeln!(
         out,
         "Made with `{}` on {}. This file is written by `cargo xtask report`; changes by hand are lost.\n",
-        view::command(analysis).replace('`', "'"),
+        analysis.command.replace('`', "'"),
         date(analysis.finished)
     );
     provenance(&mut out, analysis);

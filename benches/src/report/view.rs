@@ -3,8 +3,7 @@
 use super::format::{DASH, count, date, exact, fixed, interval, signed};
 use crate::analysis::{Analysis, ArmResult, ClaimResult, Estimate, ExperimentResult, Verdict};
 use crate::record::Provenance;
-use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Test};
-use std::fmt::Write as _;
+use crate::spec::{Arm, Claim, Direction, Metric, Mode, Role, Test};
 
 /// A claim with the experiment that it belongs to and, for a quick run, what the full run said.
 pub(super) struct ClaimRow<'a> {
@@ -335,33 +334,4 @@ pub(super) fn mode_text(analysis: &Analysis, committed: Option<&Analysis>) -> St
             )
         }
     }
-}
-
-/// The command that makes this run again.
-pub(super) fn command(analysis: &Analysis) -> String {
-    let experiments = &analysis.experiments;
-    let mut command = "cargo xtask bench".to_owned();
-    let groups = by_crate(analysis);
-    let names: Vec<&str> = if experiments.len() <= 4 {
-        experiments.iter().map(|e| e.spec.name.as_str()).collect()
-    } else {
-        groups.iter().map(|(krate, _)| *krate).collect()
-    };
-    for name in names {
-        command.push(' ');
-        command.push_str(name);
-    }
-    if analysis.mode == Mode::Full {
-        command.push_str(" --full");
-    }
-    if experiments.iter().any(|e| e.spec.kind == Kind::Peers) {
-        command.push_str(" --peers");
-    }
-    if let Some(first) = experiments.first()
-        && experiments.iter().all(|e| e.planned == first.planned)
-        && experiments.iter().any(|e| e.planned != e.spec.default_seeds(analysis.mode))
-    {
-        let _ = write!(command, " --seeds {}", first.planned);
-    }
-    command
 }

@@ -75,14 +75,7 @@ fn base_only() -> Vec<Vec<u64>> {
             .iter()
             .zip(gradient.present())
             .enumerate()
-            .map(|(index, ((name, param), grad))| sam_opt::base::Slot {
-                index,
-                name,
-                param,
-                grad,
-                lr_scale: 1.0,
-                weight_decay: None,
-            })
+            .map(|(index, ((name, param), grad))| sam_opt::base::Slot::new(index, name, param, grad))
             .collect();
         adam.step(&slots).unwrap();
     }

@@ -497,10 +497,10 @@ impl RestoreGuard {
         Scratch { copies: std::mem::take(&mut self.copies) }
     }
 
-    /// Keeps the parameters as they are now.
-    pub fn dismiss(mut self) {
+    /// Keeps the parameters as they are now and returns the memory of the copies.
+    pub fn keep(mut self) -> Scratch {
         self.release();
-        self.copies.clear();
+        Scratch { copies: std::mem::take(&mut self.copies) }
     }
 
     fn release(&self) {

@@ -53,11 +53,12 @@ impl Checkout {
     /// One whose pins are two small wheels, and whose Python has no torch.
     pub(crate) fn new() -> Self {
         let checkout = Self { folder: tempfile::tempdir().unwrap() };
-        for folder in ["root/xtask", "root/crates/datasets", "bin", "wheels", "home"] {
+        for folder in ["root/xtask", "root/crates/datasets/data", "bin", "wheels", "home"] {
             fs::create_dir_all(checkout.at(folder)).unwrap();
         }
         checkout.mode("good");
         checkout.program("python3", &PYTHON.replace("@ROOT@", &checkout.at("").to_string_lossy()));
+        checkout.program("c++", "#!/bin/sh\necho 'c++ 12'\n");
         checkout.program("pkg-config", "#!/bin/sh\necho 0.3.21\n");
         checkout.program("ldd", "#!/bin/sh\necho 'libc.so.6 => /lib/libc.so.6 (0x0)'\n");
         let torch = checkout.wheel(

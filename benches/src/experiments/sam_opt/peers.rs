@@ -88,7 +88,7 @@ struct Peer {
 impl Peer {
     fn start(python: &Path, threads: usize) -> Result<Self> {
         let mut child = Command::new(python)
-            .args(["-u", "-c", SCRIPT, &threads.to_string()])
+            .args(["-I", "-u", "-c", SCRIPT, &threads.to_string()])
             // The loader's path of this process leads to another libtorch than the peer's own.
             .env_remove("LD_LIBRARY_PATH")
             .stdin(Stdio::piped())
@@ -99,8 +99,8 @@ impl Peer {
         let answers = BufReader::new(child.stdout.take().context("the peer has a standard output")?);
         let mut peer = Self { child, ask, answers };
         let ready = peer.line()?;
-        if !ready.starts_with("ready") {
-            bail!("the peer said \"{ready}\" instead of \"ready\"");
+        if !ready.starts_with("ready 2.11.0") {
+            bail!("the peer said \"{ready}\" instead of \"ready 2.11.0\", the version of PyTorch that we compare with");
         }
         Ok(peer)
     }

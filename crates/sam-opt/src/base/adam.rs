@@ -1,11 +1,10 @@
 //! Adam and AdamW.
 
-use super::{BaseOptimizer, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
+use super::{BaseOptimizer, Lists, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
 use crate::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tensor::StateDict;
-use tensor::fused;
 use tensor::tch::{Tensor, no_grad};
 
 /// The arithmetic that Adam and AdamW share.
@@ -47,20 +46,19 @@ impl Rule<'_> {
     /// One pass over memory; false where the tensors aren't dense f32 CPU memory.
     fn step_fused(self, states: &[Option<Moments>], slots: &[Slot<'_>]) -> bool {
         let Some(states) = self.states(states, slots) else { return false };
-        let params: Vec<&Tensor> = slots.iter().map(|s| s.param).collect();
-        let grads: Vec<&Tensor> = slots.iter().map(|s| s.grad).collect();
+        let lists = Lists::of(slots);
         let first: Vec<&Tensor> = states.iter().map(|(state, _)| &state.moments[0]).collect();
         let second: Vec<&Tensor> = states.iter().map(|(state, _)| &state.moments[1]).collect();
         let scalars: Vec<[f32; 4]> =
             states.iter().map(|(_, s)| [s.step as f32, s.root as f32, s.shrink as f32, s.decay as f32]).collect();
         let (b1, b2, eps) = (self.config.beta1 as f32, self.config.beta2 as f32, self.config.eps as f32);
         let (c1, c2) = ((1.0 - self.config.beta1) as f32, (1.0 - self.config.beta2) as f32);
-        fused::update([&params, &first, &second], [&grads], |i, [w, m, v], [g]| {
+        lists.update([&lists.params, &first, &second], |i, w, [next, m, v], g| {
             let [step, root, shrink, decay] = scalars[i];
-            let g = g + decay * *w;
+            let g = g + decay * w;
             *m = b1 * *m + c1 * g;
             *v = b2 * *v + c2 * g * g;
-            *w = *w * shrink - step * *m / (v.sqrt() * root + eps);
+            *next = w * shrink - step * *m / (v.sqrt() * root + eps);
         })
     }
 
@@ -71,7 +69,7 @@ impl Rule<'_> {
             let mut pending = Pending::default();
             for (slot, (state, scalars)) in slots.iter().zip(states) {
                 let kind = state_kind(slot.param);
-                let w = slot.param.to_kind(kind);
+                let w = slot.value.to_kind(kind);
                 let g = slot.grad.to_kind(kind).f_add(&w.f_mul_scalar(scalars.decay)?)?;
                 let (m, v) = (&state.moments[0], &state.moments[1]);
                 let m_next = m.f_mul_scalar(self.config.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.config.beta1)?)?;
@@ -183,6 +181,10 @@ impl<const DECOUPLED: bool> BaseOptimizer for AdamFamily<DECOUPLED> {
 
     fn set_lr(&mut self, lr: f64) {
         self.config.lr = lr;
+    }
+
+    fn reads_values(&self) -> bool {
+        true
     }
 
     fn coupled_decay(&self) -> Option<f64> {

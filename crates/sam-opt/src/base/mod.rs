@@ -12,8 +12,8 @@ pub use adapter::TchOptimizer;
 pub use sgd::{Sgd, SgdConfig};
 
 use crate::{Error, Result};
-use tensor::StateDict;
 use tensor::tch::{Kind, Tensor};
+use tensor::{StateDict, fused};
 
 /// One parameter with its final gradient, as a base optimizer sees it.
 #[derive(Debug)]
@@ -22,14 +22,23 @@ pub struct Slot<'a> {
     pub index: usize,
     /// Name, for messages and saved states.
     pub name: &'a str,
-    /// The parameter, to be changed in place.
+    /// The parameter, to be written.
     pub param: &'a Tensor,
+    /// Where its value is read: the parameter itself, or a copy of it while the parameter is still perturbed.
+    pub value: &'a Tensor,
     /// The final gradient, of the parameter's shape.
     pub grad: &'a Tensor,
     /// Factor on the learning rate.
     pub lr_scale: f64,
     /// Weight decay in place of the optimizer's.
     pub weight_decay: Option<f64>,
+}
+
+impl<'a> Slot<'a> {
+    /// A parameter with its gradient, with the optimizer's own rate and decay.
+    pub fn new(index: usize, name: &'a str, param: &'a Tensor, grad: &'a Tensor) -> Self {
+        Self { index, name, param, value: param, grad, lr_scale: 1.0, weight_decay: None }
+    }
 }
 
 /// What makes a step out of gradients.
@@ -55,6 +64,12 @@ pub trait BaseOptimizer {
     /// Sets the learning rate.
     fn set_lr(&mut self, lr: f64);
 
+    /// Whether it reads [`Slot::value`]. If not, the parameters are restored before it steps, which costs a pass
+    /// over memory.
+    fn reads_values(&self) -> bool {
+        false
+    }
+
     /// Weight decay of parameters whose group has none of its own, if decay is a part of the gradient (`λw`) that
     /// a wrapping optimizer may take over; `None` where it isn't.
     fn coupled_decay(&self) -> Option<f64>;
@@ -73,6 +88,38 @@ pub trait BaseOptimizer {
     /// # Errors
     /// [`Error::State`] when it doesn't fit, [`Error::Unsupported`] where a state can't be written.
     fn load_state_dict(&mut self, state: &StateDict, params: &[(&str, &Tensor)]) -> Result<()>;
+}
+
+/// The tensors of the slots as lists for the fused loops.
+pub(crate) struct Lists<'a> {
+    pub(crate) params: Vec<&'a Tensor>,
+    grads: Vec<&'a Tensor>,
+    /// The values, where they aren't the parameters themselves.
+    values: Option<Vec<&'a Tensor>>,
+}
+
+impl<'a> Lists<'a> {
+    pub(crate) fn of(slots: &[Slot<'a>]) -> Self {
+        let in_place = slots.iter().all(|s| s.value.data_ptr() == s.param.data_ptr());
+        Self {
+            params: slots.iter().map(|s| s.param).collect(),
+            grads: slots.iter().map(|s| s.grad).collect(),
+            values: (!in_place).then(|| slots.iter().map(|s| s.value).collect()),
+        }
+    }
+
+    /// Applies `rule(tensor, value, written, gradient)` to every element; the first written list is the parameters.
+    /// False, with nothing changed, where the tensors aren't dense f32 CPU memory.
+    pub(crate) fn update<const M: usize>(
+        &self,
+        written: [&[&Tensor]; M],
+        rule: impl Fn(usize, f32, &mut [f32; M], f32) + Sync,
+    ) -> bool {
+        match &self.values {
+            None => fused::update(written, [&self.grads], |i, out, [g]| rule(i, out[0], out, g)),
+            Some(values) => fused::update(written, [&self.grads, values], |i, out, [g, w]| rule(i, w, out, g)),
+        }
+    }
 }
 
 /// State of one parameter: its step count and its moments.
@@ -256,12 +303,9 @@ pub(crate) mod test_support {
                     .zip(&grads)
                     .enumerate()
                     .map(|(index, (param, grad))| Slot {
-                        index,
-                        name: "p",
-                        param,
-                        grad,
                         lr_scale: if index == 1 { 0.5 } else { 1.0 },
                         weight_decay: (index == 2).then_some(0.0),
+                        ..Slot::new(index, "p", param, grad)
                     })
                     .collect();
                 prepare(&mut base, &slots);

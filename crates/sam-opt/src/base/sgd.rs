@@ -1,11 +1,10 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{BaseOptimizer, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
+use super::{BaseOptimizer, Lists, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tensor::StateDict;
-use tensor::fused;
 use tensor::tch::{Tensor, no_grad};
 
 /// Settings of [`Sgd`].
@@ -77,26 +76,25 @@ impl Sgd {
 
     /// One pass over memory; false where the tensors aren't dense f32 CPU memory.
     fn step_fused(&self, slots: &[Slot<'_>]) -> bool {
-        let params: Vec<&Tensor> = slots.iter().map(|s| s.param).collect();
-        let grads: Vec<&Tensor> = slots.iter().map(|s| s.grad).collect();
+        let lists = Lists::of(slots);
         let rates: Vec<(f32, f32)> = slots
             .iter()
             .map(|s| ((self.config.lr * s.lr_scale) as f32, s.weight_decay.unwrap_or(self.config.weight_decay) as f32))
             .collect();
         if self.config.momentum == 0.0 {
-            return fused::update([&params], [&grads], |i, [w], [g]| {
+            return lists.update([&lists.params], |i, w, [next], g| {
                 let (lr, decay) = rates[i];
-                *w -= lr * (g + decay * *w);
+                *next = w - lr * (g + decay * w);
             });
         }
         let Some((buffers, first)) = self.buffers(slots) else { return false };
         let (momentum, keep) = (self.config.momentum as f32, (1.0 - self.config.dampening) as f32);
         let nesterov = self.config.nesterov;
-        fused::update([&params, &buffers], [&grads], |i, [w, b], [g]| {
+        lists.update([&lists.params, &buffers], |i, w, [next, b], g| {
             let (lr, decay) = rates[i];
-            let d = g + decay * *w;
+            let d = g + decay * w;
             *b = if first[i] { d } else { momentum * *b + keep * d };
-            *w -= lr * if nesterov { d + momentum * *b } else { *b };
+            *next = w - lr * if nesterov { d + momentum * *b } else { *b };
         })
     }
 
@@ -114,7 +112,7 @@ impl Sgd {
             let mut pending = Pending::default();
             for slot in slots {
                 let kind = state_kind(slot.param);
-                let w = slot.param.to_kind(kind);
+                let w = slot.value.to_kind(kind);
                 let decay = slot.weight_decay.unwrap_or(self.config.weight_decay);
                 let mut d = slot.grad.to_kind(kind);
                 if decay != 0.0 {
@@ -169,6 +167,10 @@ impl BaseOptimizer for Sgd {
 
     fn set_lr(&mut self, lr: f64) {
         self.config.lr = lr;
+    }
+
+    fn reads_values(&self) -> bool {
+        true
     }
 
     fn coupled_decay(&self) -> Option<f64> {

@@ -84,10 +84,8 @@ impl<B: BaseOptimizer, R: Rule> PerturbedGuard<'_, B, R> {
     /// # Errors
     /// A gradient that doesn't fit or isn't finite; the parameters are restored, nothing else changed.
     pub fn step(mut self, gradient: &ParamVec) -> Result<SamStats> {
-        if let Some(guard) = self.guard.take() {
-            self.optimizer.scratch = Some(guard.close());
-        }
         self.optimizer.all.check(gradient)?;
+        let guard = self.guard.take();
         let clips = self.optimizer.sam().clip_norm.is_some();
         let mut stats = self.stats;
         if self.main.is_some() || clips {
@@ -96,9 +94,9 @@ impl<B: BaseOptimizer, R: Rule> PerturbedGuard<'_, B, R> {
             if let Some(main) = &self.main {
                 R::combine(&self.optimizer.config, main, &own)?;
             }
-            self.optimizer.finish(&own, &mut stats)?;
+            self.optimizer.finish(&own, guard, &mut stats)?;
         } else {
-            self.optimizer.finish(gradient, &mut stats)?;
+            self.optimizer.finish(gradient, guard, &mut stats)?;
         }
         self.optimizer.step += 1;
         Ok(stats)

@@ -310,7 +310,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         let mut scope = StepScope::open(&self.buffers, seed, self.sam().sync_rng)?;
         let mut stats = self.blank_stats(self.perturbs()?);
         let result = self.gradients(n, scale.unwrap_or(1.0), &mut scope, &mut closure, &mut stats);
-        match result.and_then(|gradient| self.finish(&gradient, &mut stats)) {
+        match result.and_then(|(gradient, guard)| self.finish(&gradient, guard, &mut stats)) {
             Ok(()) => {
                 scope.commit();
                 self.step += 1;

@@ -44,7 +44,7 @@ pub(super) fn is_half(tensor: &Tensor) -> bool {
 }
 
 impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
-    /// All passes of a step; the final gradient, unscaled. The parameters are back at θ when it returns.
+    /// All passes of a step; the final gradient, unscaled, and the guard that restores the parameters to θ.
     pub(super) fn gradients(
         &mut self,
         n: usize,
@@ -52,13 +52,20 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         scope: &mut StepScope,
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
         stats: &mut SamStats,
-    ) -> Result<ParamVec> {
+    ) -> Result<(ParamVec, Option<RestoreGuard>)> {
         let size = if stats.perturbed && self.sam().scope == PerturbScope::PerMicroBatch { 1 } else { n };
         let mut total: Option<ParamVec> = None;
+        let mut guard: Option<RestoreGuard> = None;
         (stats.loss, stats.grad_norm) = (0.0, 0.0);
         for start in (0..n).step_by(size) {
             let sweep = Sweep { micros: start..start + size, share: size as f64 / n as f64, scale };
-            let gradient = self.sweep(&sweep, scope, closure, stats)?;
+            // The last guard stays open: the base optimizer can read the originals and write over the perturbed
+            // parameters, which saves a pass over memory.
+            if let Some(guard) = guard.take() {
+                self.scratch = Some(guard.close());
+            }
+            let gradient;
+            (gradient, guard) = self.sweep(&sweep, scope, closure, stats)?;
             if sweep.share < 1.0 {
                 gradient.scale(sweep.share)?;
             }
@@ -68,17 +75,18 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         if scale != 1.0 {
             gradient.scale(1.0 / scale)?;
         }
-        Ok(gradient)
+        Ok((gradient, guard))
     }
 
-    /// Main pass, perturbation and perturbed pass over some micro-batches; the final gradient of them.
+    /// Main pass, perturbation and perturbed pass over some micro-batches; the final gradient of them and the open
+    /// guard.
     fn sweep(
         &mut self,
         sweep: &Sweep,
         scope: &mut StepScope,
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
         stats: &mut SamStats,
-    ) -> Result<ParamVec> {
+    ) -> Result<(ParamVec, Option<RestoreGuard>)> {
         let Sweep { micros, share, scale } = sweep;
         let n = micros.len() as f64;
         // Only the perturbed groups' gradient is needed unless the method mixes or the step ends here.
@@ -100,7 +108,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         let main = main.ok_or(Error::NoGradient { pass: PassKind::Main })?;
         let (Some(perturbed), true) = (&self.perturbed, stats.perturbed) else {
             stats.grad_norm += share * main.norm() / scale;
-            return Ok(main);
+            return Ok((main, None));
         };
         let scratch = self.scratch.take();
         let loss = losses.iter().map(|l| l.value).sum::<f64>() / n;
@@ -122,13 +130,12 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
             *stats.perturbed_loss.get_or_insert(0.0) += share / n * evaluated.value;
             accumulate(&mut gradient, self.backward(&evaluated.loss, scale / n, kind, true)?)?;
         }
-        self.scratch = Some(guard.close());
         scope.return_to_kept();
         let gradient = gradient.ok_or(Error::NoGradient { pass: PassKind::Perturbed(0) })?;
         if let Some(main) = &main {
             R::combine(&self.config, main, &gradient)?;
         }
-        Ok(gradient)
+        Ok((gradient, Some(guard)))
     }
 
     /// Calls the closure and checks what it returns.
@@ -244,8 +251,14 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         Ok((guard, Applied { norm: epsilon.norm / scale, length: epsilon.length, rho }))
     }
 
-    /// Checks and clips the final gradient and lets the base optimizer step.
-    pub(super) fn finish(&mut self, gradient: &ParamVec, stats: &mut SamStats) -> Result<()> {
+    /// Checks and clips the final gradient and lets the base optimizer step; on an error the guard restores the
+    /// parameters.
+    pub(super) fn finish(
+        &mut self,
+        gradient: &ParamVec,
+        guard: Option<RestoreGuard>,
+        stats: &mut SamStats,
+    ) -> Result<()> {
         let norm = gradient.norm();
         stats.final_grad_norm = norm;
         if !norm.is_finite() {
@@ -258,6 +271,15 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
             gradient.scale(limit / norm)?;
             stats.clipped = true;
         }
+        let all_perturbed = self.perturbed.as_ref().is_some_and(|p| p.set.len() == self.all.len());
+        // A parameter without a gradient wouldn't be written, and would stay perturbed.
+        let all_written = gradient.parts().iter().all(Option::is_some);
+        let mut originals = None;
+        match guard {
+            Some(guard) if all_perturbed && all_written && self.base.reads_values() => originals = Some(guard),
+            Some(guard) => self.scratch = Some(guard.close()),
+            None => {}
+        }
         let inside = self.sam().perturb_weight_decay;
         let slots: Vec<Slot<'_>> = self
             .all
@@ -268,10 +290,16 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
                 let group = &self.groups[self.group[index]];
                 // Decay inside the loss must not be applied again.
                 let weight_decay = if inside { Some(0.0) } else { group.weight_decay };
-                grad.as_ref().map(|grad| Slot { index, name, param, grad, lr_scale: group.lr_scale, weight_decay })
+                let value = originals.as_ref().map_or(param, |guard| &guard.originals()[index]);
+                let lr_scale = group.lr_scale;
+                grad.as_ref().map(|grad| Slot { index, name, param, value, grad, lr_scale, weight_decay })
             })
             .collect();
-        self.base.step(&slots)
+        self.base.step(&slots)?;
+        if let Some(guard) = originals {
+            self.scratch = Some(guard.keep());
+        }
+        Ok(())
     }
 }
 
