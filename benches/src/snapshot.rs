@@ -237,7 +237,7 @@ mod tests {
         write(&out, &readme, &[meta(Mode::Full)], &new, (None, vec![])).unwrap();
         let (kept, _) = crate::record::parse(&std::fs::read(out.join(RESULTS)).unwrap()).unwrap();
         let failures: Vec<u64> = kept.iter().filter(|r| r.error.is_some()).map(|r| r.seed).collect();
-        assert_eq!((failures, kept.len()), (vec![5], 12));
+        assert_eq!((failures, kept.len()), (vec![5], 20));
         let text = std::fs::read_to_string(&readme).unwrap();
         assert!(text.contains("not shown (1 run failed)"), "{text}");
     }

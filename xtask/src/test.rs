@@ -62,7 +62,7 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
         let mut cargo = places.cargo();
         data.demand(&mut cargo);
         if capture(places.cargo().args(["nextest", "--version"])).is_some() {
-            cargo.args(["nextest", "run", "--no-tests=pass"]);
+            cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
             cargo.args(packages(&rest));
             if crates.is_empty() {
                 excluding(&mut cargo, &metadata, &rest);

@@ -4,7 +4,7 @@ use super::arms::{Method, Tuned};
 use super::sharpness;
 use crate::experiment::{Body, Context, Experiment, Outcome};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use datasets::domains::{self, Domain};
 use rand::seq::SliceRandom;
 use sam_opt::ParamGroup;
@@ -258,6 +258,9 @@ fn experiment(
 
 fn run_arm(protocol: &Protocol, context: &Context, arm: &str, seed: u64) -> Result<Outcome> {
     let tuned = Tuned::parse(protocol.tuned)?;
+    if tuned.seeds.contains(&seed) {
+        bail!("Seed {seed} belongs to the search for hyper-parameters and is never evaluated.");
+    }
     let domains = (protocol.load)()?;
     let folds = protocol.held_out.iter().map(|name| {
         let (method, steps) = match arm {
@@ -549,6 +552,12 @@ mod tests {
         let domains = toy(0.0);
         let alone = Trained::new(&TOY, &context(), &ORACLE, STEPS, &domains, "c", 3).unwrap().test().unwrap();
         assert_eq!(outcome.metrics["accuracy c"], alone.metrics["accuracy"]);
+    }
+
+    #[test]
+    fn seeds_of_the_search_are_not_evaluated() {
+        let message = run_arm(&TOY, &context(), "sam", 9).unwrap_err().to_string();
+        assert!(message.contains("Seed 9"), "{message}");
     }
 
     fn seeds(protocol: &Protocol) -> u64 {
