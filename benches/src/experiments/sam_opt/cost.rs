@@ -1,4 +1,4 @@
-//! What a step costs over the base optimizer's, and how much of it is vector work.
+//! What a step costs over the base optimizer's, and how much of it isn't a pass.
 
 use super::nets::{LARGE, Model, Net, SMALL};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
@@ -7,7 +7,6 @@ use crate::timing::{Candidate, interleave};
 use anyhow::Result;
 use sam_opt::base::Slot;
 use sam_opt::{BaseOptimizer, Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
-use tensor::params::Scratch;
 use tensor::{ParamSet, ParamVec};
 
 const METRIC: &str = "step";
@@ -22,7 +21,7 @@ pub(super) fn experiment() -> Experiment {
             ("asam", "ASAM", Role::Method),
             ("gsam", "GSAM", Role::Method),
             ("sagm", "SAGM", Role::Method),
-            ("vector", "SAM's vector work alone", Role::Reference),
+            ("passes", "Two passes alone", Role::Reference),
         ] {
             let note = if net == "small" { "64-128-128-10, batch 64" } else { "784-2048-2048-2048-10, batch 256" };
             arms.push(Arm::new(&format!("{key} {net}"), &format!("{label}, {net}"), role, note));
@@ -46,8 +45,9 @@ pub(super) fn experiment() -> Experiment {
                 "One training step of each optimizer over SGD with momentum, interleaved in one process (a round \
                 of each in turn, median of the rounds, bootstrap interval of the ratio). \"SGD\" is one gradient and \
                 the base optimizer's own step, without any of our wrapper; what the wrapper adds at radius 0 is shown \
-                beside it. The floor for two passes is 2. \"Vector work\" is everything in a SAM step that isn't a pass: norm, perturbation, restoring, final \
-                norm, base step."
+                beside it. The floor for two passes is 2. \"Two passes alone\" takes two gradients and does nothing \
+                else: what a SAM step costs beyond it is norm, perturbation, final norm and base step, measured where \
+                it happens. At most a tenth of the step is at most 1/0.9 of the two passes."
                     .into(),
             data: vec![],
             kind: Kind::Core,
@@ -70,10 +70,10 @@ pub(super) fn experiment() -> Experiment {
                 ),
                 claim(
                     "vector-large",
-                    "Vector work is at most a tenth of a SAM step (large network).",
-                    "vector large",
+                    "What isn't a pass is at most a tenth of a SAM step (large network).",
                     "sam large",
-                    Test::RatioAtMost(0.1),
+                    "passes large",
+                    Test::RatioAtMost(1.0 / 0.9),
                 ),
                 claim(
                     "gsam-large",
@@ -95,7 +95,7 @@ pub(super) fn experiment() -> Experiment {
 fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let (small, large) = match context.mode {
         Mode::Quick => (14, 9),
-        Mode::Full => (40, 20),
+        Mode::Full => (60, 30),
     };
     let mut outcomes = time(context, &SMALL, small)?;
     outcomes.extend(time(context, &LARGE, large)?);
@@ -130,7 +130,13 @@ fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
         sagm.step(model.closure())?;
         Ok(())
     }));
-    candidates.push(vector_work(&arm("vector"), net, &models[6])?);
+    let (params, model) = (models[6].params()?, &models[6]);
+    candidates.push(Candidate::new(&arm("passes"), net.steps, move || {
+        for _ in 0..2 {
+            std::hint::black_box(params.gradient(&model.loss())?);
+        }
+        Ok(())
+    }));
     interleave(context, METRIC, rounds, &mut candidates)
 }
 
@@ -153,21 +159,6 @@ fn base_step(base: &mut Sgd, params: &ParamSet, gradient: &ParamVec) -> Result<(
         .map(|(index, ((name, param), grad))| Slot::new(index, name, param, grad))
         .collect();
     Ok(base.step(&slots)?)
-}
-
-/// What a SAM step does besides its two passes, on a fixed gradient.
-fn vector_work<'a>(arm: &str, net: &Net, model: &'a Model) -> Result<Candidate<'a>> {
-    let params = model.params()?;
-    let gradient = params.gradient(&model.loss())?;
-    let mut base = Sgd::with_momentum(0.01, 0.9);
-    let mut scratch: Option<Scratch> = None;
-    Ok(Candidate::new(arm, net.steps, move || {
-        let factor = 0.05 / (gradient.norm() + 1e-12);
-        let guard = params.perturb(&vec![factor; params.len()], &gradient, scratch.take())?;
-        scratch = Some(guard.close());
-        std::hint::black_box(gradient.norm());
-        base_step(&mut base, &params, &gradient)
-    }))
 }
 
 #[cfg(test)]

@@ -141,9 +141,11 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
 }
 
 fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Outcomes> {
-    let rounds = match context.mode {
-        Mode::Quick => 8,
-        Mode::Full => 20,
+    // Rounds on the small network take a tenth of a second.
+    let rounds = match (context.mode, net.name) {
+        (Mode::Quick, _) => 8,
+        (Mode::Full, "small") => 100,
+        (Mode::Full, _) => 40,
     };
     let model = Model::new(net, context.device)?;
     let new_sam = |model: &Model| Sam::new(vec![model.group()], Sgd::with_momentum(0.01, 0.9), SamConfig::sam(0.05));
