@@ -73,7 +73,7 @@ pub(super) fn experiment() -> Experiment {
                     "What isn't a pass is at most a tenth of a SAM step (large network).",
                     "sam large",
                     "passes large",
-                    Test::RatioAtMost(1.0 / 0.9),
+                    Test::RatioAtMost(1.111),
                 ),
                 claim(
                     "gsam-large",
