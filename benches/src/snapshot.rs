@@ -150,14 +150,9 @@ fn effect(experiment: &ExperimentResult, claim: &str) -> Option<String> {
     let result = experiment.claims.iter().find(|c| c.claim.name == claim)?;
     let estimate = result.estimate?;
     let (low, high) = estimate.interval?;
-    let reference = experiment.spec.arm(&result.claim.reference)?;
+    let statement = result.claim.statement.trim_end_matches('.');
     let title = experiment.spec.title.split(',').next().unwrap_or(&experiment.spec.title);
-    Some(format!(
-        "{title}: {:+.2} points against {} [{low:.2}, {high:.2}], {}",
-        estimate.value,
-        reference.label,
-        result.words()
-    ))
+    Some(format!("{title}: \"{statement}\": {:+.2} points [{low:.2}, {high:.2}], {}", estimate.value, result.words()))
 }
 
 fn replace_between(text: &str, rows: &str) -> Option<String> {
@@ -208,7 +203,7 @@ mod tests {
         write(&out, &readme, &[meta(Mode::Full)], &new, (None, old)).unwrap();
         let text = std::fs::read_to_string(&readme).unwrap();
         assert!(text.starts_with("before\n") && text.ends_with("after\n") && !text.contains("old row"));
-        assert!(text.contains("+2.09 points against ERM (Adam) [2.05, 2.13], holds"), "{text}");
+        assert!(text.contains("wasn't trained on\": +2.09 points [2.05, 2.13], holds"), "{text}");
         let (kept, _) = crate::record::parse(&std::fs::read(out.join(RESULTS)).unwrap()).unwrap();
         assert_eq!(kept.len(), 21);
         assert_eq!(kept.iter().filter(|r| r.experiment == "rotated-mnist").count(), 1);
