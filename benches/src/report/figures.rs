@@ -62,9 +62,10 @@ fn means(experiment: &ExperimentResult) -> Option<Figure> {
     let rows: Vec<Row> = experiment.spec.arms.iter().filter_map(row).collect();
     let heading = view::metric_heading(metric);
     figure(rows, None, heading, format!("{} by arm", view::capitalized(&metric.label)), || {
+        let what =
+            if view::is_timing(experiment) { "median of the rounds" } else { "mean over seeds with its 95 % interval" };
         format!(
-            "{} by arm: mean over seeds with its 95 % interval. Methods are filled dots, what they are compared with \
-             open ones.",
+            "{} by arm: {what}. Methods are filled dots, what they are compared with open ones.",
             view::capitalized(&metric.label)
         )
     })

@@ -122,7 +122,7 @@ fn shown(out: &mut String, rows: &[ClaimRow<'_>], analysis: &Analysis) {
         return;
     }
     out.push_str(
-        "<table class=\"claims\">\n<caption class=\"hidden\">All claims with their verdicts</caption>\n<thead><tr>\
+        "<table class=\"claims\" role=\"table\">\n<caption class=\"hidden\">All claims with their verdicts</caption>\n<thead><tr>\
          <th scope=\"col\">Verdict</th><th scope=\"col\">Claim</th><th scope=\"col\">Effect [95 % interval]</th>\
          <th scope=\"col\">Needs</th><th scope=\"col\" class=\"number\">n</th></tr></thead>\n",
     );
@@ -130,7 +130,7 @@ fn shown(out: &mut String, rows: &[ClaimRow<'_>], analysis: &Analysis) {
         let (krate, anchor) = (escape(&experiment.spec.krate), slug("e", &experiment.spec.name));
         let _ = write!(
             out,
-            "<tbody data-crate=\"{krate}\">\n<tr class=\"group\"><th scope=\"rowgroup\" colspan=\"5\">\
+            "<tbody data-crate=\"{krate}\" role=\"rowgroup\">\n<tr class=\"group\" role=\"row\"><th scope=\"rowgroup\" role=\"rowheader\" colspan=\"5\">\
              <code>{krate}</code> <a href=\"#{anchor}\">{}</a></th></tr>\n",
             escape(&experiment.spec.title)
         );
@@ -139,15 +139,17 @@ fn shown(out: &mut String, rows: &[ClaimRow<'_>], analysis: &Analysis) {
         }
         out.push_str("</tbody>\n");
     }
-    out.push_str("</table>\n<p class=\"note\" id=\"none\" hidden>No claim passes the filter.</p>\n</section>\n");
+    out.push_str(
+        "</table>\n<p class=\"note\" id=\"none\" role=\"status\" hidden>No claim passes the filter.</p>\n</section>\n",
+    );
 }
 
 fn claim(out: &mut String, row: &ClaimRow<'_>) {
     let (experiment, result) = (row.experiment, row.result);
     let _ = write!(
         out,
-        "<tr class=\"claim\" data-verdict=\"{0}\"><td><span class=\"verdict {0}\">{1} {2}</span>{6}</td>\
-         <td><p class=\"statement\">{3} <span class=\"source\">{4}</span></p><p class=\"compared\">{5}</p>",
+        "<tr class=\"claim\" role=\"row\" data-verdict=\"{0}\"><td role=\"cell\"><span class=\"verdict {0}\">{1} {2}</span>{6}</td>\
+         <td role=\"cell\"><p class=\"statement\">{3} <span class=\"source\">{4}</span></p><p class=\"compared\">{5}</p>",
         class(result.verdict),
         view::symbol(result.verdict),
         words(result.verdict),
@@ -156,7 +158,7 @@ fn claim(out: &mut String, row: &ClaimRow<'_>) {
         escape(&view::comparison(experiment, &result.claim)),
         result.failures().map_or_else(String::new, |failures| format!("<p class=\"compared\">{failures}</p>")),
     );
-    let _ = write!(out, "</td><td data-label=\"Effect\">{}", effect(experiment, result));
+    let _ = write!(out, "</td><td role=\"cell\" data-label=\"Effect\">{}", effect(experiment, result));
     if let Some(full) = row.committed {
         let _ = write!(
             out,
@@ -171,7 +173,7 @@ fn claim(out: &mut String, row: &ClaimRow<'_>) {
     }
     let _ = writeln!(
         out,
-        "</td><td data-label=\"Needs\">{}</td><td data-label=\"n\" class=\"number\">{}</td></tr>",
+        "</td><td role=\"cell\" data-label=\"Needs\">{}</td><td role=\"cell\" data-label=\"n\" class=\"number\">{}</td></tr>",
         escape(&view::criterion(experiment, &result.claim)),
         view::pairs(result)
     );
