@@ -41,7 +41,12 @@ pub(crate) fn run(places: &Places, only: Option<&str>, out: Option<&Path>) -> Re
     for library in libraries(places, &benchmark.program, &libtorch)? {
         put_library(&library, part.path())?;
     }
+    let known = data::sets(places)?;
     for set in &sets {
+        // What is compiled in travels with the program.
+        if known.iter().any(|s| s.name == *set && !s.is_packaged()) {
+            continue;
+        }
         let from = places.data(set);
         if from.exists() {
             copy_folder(&from, &part.path().join("data").join(set))?;
