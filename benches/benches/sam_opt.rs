@@ -2,12 +2,12 @@
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use sam_opt::base::Slot;
-use sam_opt::{BaseOptimizer, Gsam, GsamConfig, ParamGroup, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use sam_opt::base::step_on;
+use sam_opt::{Gsam, GsamConfig, ParamGroup, Sagm, SagmConfig, Sam, SamConfig, Sgd};
 use std::time::Duration;
 use tensor::nn::{Mlp, MlpConfig};
 use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
-use tensor::{ParamSet, ParamVec, Seed};
+use tensor::{ParamSet, Seed};
 
 struct Problem {
     store: VarStore,
@@ -34,17 +34,6 @@ impl Problem {
     }
 }
 
-/// The base optimizer's own step, without any of our wrapper: what every cost is measured against.
-fn base_step(base: &mut Sgd, params: &ParamSet, gradient: &ParamVec) {
-    let slots: Vec<Slot<'_>> = params
-        .iter()
-        .zip(gradient.present())
-        .enumerate()
-        .map(|(index, ((name, param), grad))| Slot::new(index, name, param, grad))
-        .collect();
-    base.step(&slots).expect("the shapes are the parameters' own");
-}
-
 fn step_cost(criterion: &mut Criterion) {
     let base = || Sgd::with_momentum(0.01, 0.9);
     for (net, widths) in [("small", &[64, 128, 128, 10][..]), ("large", &[784, 2048, 2048, 2048, 10][..])] {
@@ -53,11 +42,12 @@ fn step_cost(criterion: &mut Criterion) {
             let mut group = criterion.benchmark_group(format!("{net} net, batch {batch}"));
             group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
             let params = ParamSet::from_var_store(&problem.store).expect("the network has parameters");
+            // Without any of our wrapper: what every cost is measured against.
             let mut sgd = base();
             group.bench_function(BenchmarkId::from_parameter("sgd"), |b| {
                 b.iter(|| {
                     let gradient = params.gradient(&problem.loss()).expect("the loss depends on the parameters");
-                    base_step(&mut sgd, &params, &gradient);
+                    step_on(&mut sgd, &params, &gradient).expect("the shapes are the parameters' own");
                 });
             });
             for (name, config) in

@@ -72,11 +72,13 @@ impl StepScope {
         Ok(Self { buffers, before, kept: Snapshot::default(), seed, sync_rng, committed: false })
     }
 
-    /// The random stream at the start of a pass.
-    pub(crate) fn seed_pass(&self, micro: usize) {
+    /// Puts the random stream to the start of a pass, and returns the pass's seed.
+    pub(crate) fn seed_pass(&self, micro: usize) -> i64 {
+        let seed = self.seed.pass(micro);
         if self.sync_rng {
-            tch::manual_seed(self.seed.pass(micro));
+            tch::manual_seed(seed);
         }
+        seed
     }
 
     /// Remembers the buffers as the main passes left them.

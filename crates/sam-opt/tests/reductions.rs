@@ -7,8 +7,8 @@ use sam_opt::tensor::nn::{Mlp, MlpConfig};
 use sam_opt::tensor::tch::{self, Device, Tensor, nn::ModuleT, nn::VarStore};
 use sam_opt::tensor::{ParamSet, Seed};
 use sam_opt::{
-    Adam, AsamConfig, AsamScope, BaseOptimizer, Gsam, GsamConfig, ParamGroup, Pass, PerturbScope, Result, Sagm,
-    SagmConfig, Sam, SamConfig, SamStats, Sgd,
+    Adam, AsamConfig, AsamScope, Gsam, GsamConfig, ParamGroup, Pass, PerturbScope, Result, Sagm, SagmConfig, Sam,
+    SamConfig, SamStats, Sgd,
 };
 
 struct Model {
@@ -71,13 +71,7 @@ fn base_only() -> Vec<Vec<u64>> {
     for step in 0..5 {
         let (x, y) = batch(32, step);
         let gradient = params.gradient(&model.loss(&x, &y)).unwrap();
-        let slots: Vec<_> = params
-            .iter()
-            .zip(gradient.present())
-            .enumerate()
-            .map(|(index, ((name, param), grad))| sam_opt::base::Slot::new(index, name, param, grad))
-            .collect();
-        adam.step(&slots).unwrap();
+        sam_opt::base::step_on(&mut adam, &params, &gradient).unwrap();
     }
     model.bits()
 }

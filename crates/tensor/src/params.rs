@@ -131,15 +131,7 @@ impl ParamSet {
     /// # Errors
     /// [`Error::NestedPerturbation`] when one of the parameters is under another open guard.
     pub fn guard(&self) -> Result<RestoreGuard> {
-        self.guard_with(None)
-    }
-
-    /// As [`guard`](Self::guard), reusing the memory of an earlier guard's copy.
-    ///
-    /// # Errors
-    /// As [`guard`](Self::guard).
-    pub fn guard_with(&self, scratch: Option<Scratch>) -> Result<RestoreGuard> {
-        let mut guard = RestoreGuard::open(self, scratch)?;
+        let mut guard = RestoreGuard::open(self, None)?;
         guard.fill()?;
         Ok(guard)
     }

@@ -5,7 +5,7 @@
 //! [`Hessian::apply`](crate::autograd::Hessian::apply). Without re-orthogonalization Lanczos finds "ghost"
 //! copies of converged eigenvalues, which distort a density; both passes of Gram-Schmidt are always on here.
 
-use crate::{Error, Result, Seed};
+use crate::{Error, Result, Seed, stats};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -319,15 +319,9 @@ pub fn slq(
         n,
         nodes,
         weights,
-        lambda_min: median(&mut smallest),
-        lambda_max: median(&mut largest),
+        lambda_min: stats::median(&smallest)?,
+        lambda_max: stats::median(&largest)?,
         hutchinson_trace: n as f64 * rayleigh / config.probes as f64,
         rms: (squares / config.probes as f64).sqrt(),
     })
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let mid = values.len() / 2;
-    if values.len() % 2 == 1 { values[mid] } else { f64::midpoint(values[mid - 1], values[mid]) }
 }

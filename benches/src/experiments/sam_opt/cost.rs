@@ -5,9 +5,8 @@ use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::Result;
-use sam_opt::base::Slot;
-use sam_opt::{BaseOptimizer, Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
-use tensor::{ParamSet, ParamVec};
+use sam_opt::base::step_on;
+use sam_opt::{Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
 
 const METRIC: &str = "step";
 
@@ -146,19 +145,8 @@ fn base_alone<'a>(arm: &str, net: &Net, model: &'a Model) -> Result<Candidate<'a
     let mut base = Sgd::with_momentum(0.01, 0.9);
     Ok(Candidate::new(arm, net.steps, move || {
         let gradient = params.gradient(&model.loss())?;
-        base_step(&mut base, &params, &gradient)
+        Ok(step_on(&mut base, &params, &gradient)?)
     }))
-}
-
-/// The base optimizer's step on a gradient of all parameters.
-fn base_step(base: &mut Sgd, params: &ParamSet, gradient: &ParamVec) -> Result<()> {
-    let slots: Vec<Slot<'_>> = params
-        .iter()
-        .zip(gradient.present())
-        .enumerate()
-        .map(|(index, ((name, param), grad))| Slot::new(index, name, param, grad))
-        .collect();
-    Ok(base.step(&slots)?)
 }
 
 #[cfg(test)]

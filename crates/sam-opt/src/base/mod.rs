@@ -13,7 +13,7 @@ pub use sgd::{Sgd, SgdConfig};
 
 use crate::{Error, Result};
 use tensor::tch::{Kind, Tensor};
-use tensor::{StateDict, fused};
+use tensor::{ParamSet, ParamVec, StateDict, fused};
 
 /// One parameter with its final gradient, as a base optimizer sees it.
 #[derive(Debug)]
@@ -88,6 +88,22 @@ pub trait BaseOptimizer {
     /// # Errors
     /// [`Error::State`] when it doesn't fit, [`Error::Unsupported`] where a state can't be written.
     fn load_state_dict(&mut self, state: &StateDict, params: &[(&str, &Tensor)]) -> Result<()>;
+}
+
+/// One step of a base optimizer by itself, with its own rate and decay, on a gradient of `params`; parameters
+/// without a gradient are left alone.
+///
+/// # Errors
+/// A gradient that doesn't fit the parameters, and what the optimizer reports.
+pub fn step_on(base: &mut impl BaseOptimizer, params: &ParamSet, gradient: &ParamVec) -> Result<()> {
+    params.check(gradient)?;
+    let slots: Vec<Slot<'_>> = params
+        .iter()
+        .zip(gradient.parts())
+        .enumerate()
+        .filter_map(|(index, ((name, param), grad))| grad.as_ref().map(|grad| Slot::new(index, name, param, grad)))
+        .collect();
+    base.step(&slots)
 }
 
 /// The tensors of the slots as lists for the fused loops.

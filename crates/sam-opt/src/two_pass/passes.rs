@@ -6,7 +6,7 @@ use crate::config::{BnMode, PerturbScope};
 use crate::direction::Perturbed;
 use crate::pass::{Pass, PassKind};
 use crate::rule::Rule;
-use crate::scope::{StepScope, StepSeed};
+use crate::scope::StepScope;
 use crate::stats::SamStats;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -100,7 +100,9 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
             accumulate(&mut main, self.backward(&evaluated.loss, scale / n, PassKind::Main, whole)?)?;
             losses.push(evaluated);
         }
-        scope.keep_buffers()?;
+        if stats.perturbed || self.sam().check_batch {
+            scope.keep_buffers()?;
+        }
         if self.sam().check_batch {
             self.check_batch(micros.clone(), &losses, scope, closure)?;
             scope.return_to_kept();
@@ -146,12 +148,12 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         scope: &StepScope,
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
     ) -> Result<Evaluated> {
-        scope.seed_pass(micro);
+        let seed = scope.seed_pass(micro);
         let pass = Pass {
             kind,
             step: self.step,
             micro,
-            seed: StepSeed::new(self.sam().seed, self.step).pass(micro),
+            seed,
             batch_statistics: self.sam().bn == BnMode::Train,
             overrides: None,
         };
