@@ -6,6 +6,7 @@ compile_error!("sam-opt works on libtorch tensors: enable its feature `torch` (i
 pub mod base;
 mod config;
 mod direction;
+mod engine;
 mod error;
 mod group;
 mod pass;

@@ -22,8 +22,8 @@
 //! assert_eq!(Vec::<f32>::try_from(&w).unwrap(), [0.95, 2.1]);
 //! ```
 
-use crate::kernel;
-use tch::Tensor;
+use crate::{Result, Seed, kernel};
+use tch::{Tensor, no_grad};
 
 /// Sums `f(index of the tensor, the N values)` over the elements of `N` lists read in step.
 ///
@@ -46,4 +46,50 @@ pub fn update<const M: usize, const N: usize>(
     f: impl Fn(usize, &mut [f32; M], [f32; N]) + Sync,
 ) -> bool {
     kernel::update(written, read, f)
+}
+
+/// Fills a tensor with standard normal numbers, those of [`Seed::fill_normal`] with this stream: noise that can be made
+/// again instead of being kept. Tensors that aren't dense f32 CPU memory get the same numbers through a copy.
+///
+/// # Errors
+/// What libtorch reports.
+pub fn fill_normal(tensor: &Tensor, seed: Seed, stream: u64) -> Result<()> {
+    if kernel::fill_normal(tensor, seed, stream) {
+        return Ok(());
+    }
+    let mut values = vec![0.0f32; tensor.numel()];
+    seed.fill_normal(&mut values, stream);
+    no_grad(|| {
+        let values = Tensor::from_slice(&values).f_reshape(tensor.size())?;
+        tensor.shallow_clone().f_copy_(&values)?;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Kind;
+
+    #[test]
+    fn noise_is_the_same_in_every_layout_and_kind() {
+        let mut expected = vec![0.0f32; 6];
+        Seed::new(4).fill_normal(&mut expected, 9);
+        let dense = Tensor::from_slice(&[0.0f32; 6]).reshape([2, 3]);
+        let turned = Tensor::from_slice(&[0.0f32; 6]).reshape([3, 2]).tr();
+        let double = Tensor::from_slice(&[0.0f64; 6]).reshape([2, 3]);
+        for target in [dense, turned, double] {
+            fill_normal(&target, Seed::new(4), 9).unwrap();
+            let got = Vec::<f32>::try_from(target.to_kind(Kind::Float).contiguous().reshape([-1])).unwrap();
+            assert_eq!(got, expected);
+        }
+        fill_normal(&Tensor::from_slice(&[0.0f32; 0]), Seed::new(4), 9).unwrap();
+    }
+
+    #[test]
+    fn a_trainable_tensor_can_be_filled() {
+        let leaf = Tensor::from_slice(&[0.0f64; 3]).set_requires_grad(true);
+        fill_normal(&leaf, Seed::new(1), 0).unwrap();
+        assert!(leaf.requires_grad() && leaf.abs().min().double_value(&[]) > 0.0);
+    }
 }

@@ -8,6 +8,7 @@
 //! module is [`crate::fused`]; the plain versions beside each caller are what the tests compare with.
 #![allow(unsafe_code)]
 
+use crate::Seed;
 use rayon::prelude::*;
 use tch::{Device, Kind, Tensor};
 
@@ -269,6 +270,20 @@ pub(crate) fn update<const M: usize, const N: usize>(
         units.iter().for_each(one);
     } else {
         units.par_iter().for_each(one);
+    }
+    true
+}
+
+/// Fills a tensor with the standard normal numbers of a stream.
+///
+/// False, with nothing written, when it isn't dense f32 CPU memory.
+pub(crate) fn fill_normal(tensor: &Tensor, seed: Seed, stream: u64) -> bool {
+    let Some(memory) = memory(tensor) else { return false };
+    if memory.len > 0 {
+        // SAFETY: the memory is the tensor's own, `len` initialized f32 values, and the borrow keeps it alive; nobody
+        // else touches it meanwhile, by the module's rule.
+        let out = unsafe { std::slice::from_raw_parts_mut(memory.start, memory.len) };
+        seed.fill_normal(out, stream);
     }
     true
 }

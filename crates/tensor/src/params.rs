@@ -4,7 +4,7 @@
 //! products are in f64 over all tensors together. [`ParamSet::guard`] makes the parameters safe to change:
 //! the guard copies them back, bit for bit, when it goes out of scope, also on an error or a panic.
 
-use crate::{Error, Result, autograd, fused};
+use crate::{Error, Result, Seed, autograd, fused};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use tch::{Kind, Tensor, no_grad};
@@ -155,6 +155,19 @@ impl ParamSet {
     /// A vector of the shapes of this set, all zeros.
     pub fn zeros(&self) -> ParamVec {
         no_grad(|| ParamVec { parts: self.tensors.iter().map(|t| Some(t.detach().zeros_like())).collect() })
+    }
+
+    /// Standard normal numbers of the shapes of this set, tensor `i` from the stream `i` of the seed
+    /// ([`fused::fill_normal`]).
+    ///
+    /// # Errors
+    /// What libtorch reports.
+    pub fn normal(&self, seed: Seed) -> Result<ParamVec> {
+        let noise = self.zeros();
+        for (i, part) in noise.present().into_iter().enumerate() {
+            fused::fill_normal(part, seed, i as u64)?;
+        }
+        Ok(noise)
     }
 
     /// Splits a flat vector (`[numel]`) into the shapes of this set.

@@ -4,7 +4,7 @@ use super::TwoPass;
 use crate::base::BaseOptimizer;
 use crate::pass::PassKind;
 use crate::rule::Rule;
-use crate::scope::{StepScope, StepSeed};
+use crate::scope::StepScope;
 use crate::stats::SamStats;
 use crate::{Error, Result};
 use tensor::{ParamSet, ParamVec, RestoreGuard};
@@ -33,19 +33,18 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     /// A gradient that doesn't fit the parameters or isn't finite, half-precision parameters that can't move,
     /// an open guard, a loss-budget schedule (it needs the loss).
     pub fn perturb(&mut self, gradient: &ParamVec) -> Result<PerturbedGuard<'_, B, R>> {
-        self.refuse_open_guard()?;
-        self.all.check(gradient)?;
+        self.engine.all.check(gradient)?;
         if self.needs_loss() {
             let expected = "one that needs no loss, since `perturb` isn't given any";
             return Err(Error::invalid("rho_schedule", expected, "loss_budget"));
         }
-        let scope = StepScope::open(&self.buffers, StepSeed::new(self.sam().seed, self.step), false)?;
+        let scope = self.engine.open(self.sam().seed, false)?;
         let mut stats = self.blank_stats(self.perturbs()?);
         stats.passes = 1;
         let mut guard = None;
         if let (Some(perturbed), true) = (&self.perturbed, stats.perturbed) {
             let direction = perturbed.select(gradient);
-            let scratch = self.scratch.take();
+            let scratch = self.engine.scratch.take();
             let (open, applied) = self.apply(perturbed, direction, 0.0, 1.0, false, scratch)?;
             guard = Some(open);
             stats.passes = 2;
@@ -75,7 +74,7 @@ impl<B: BaseOptimizer, R: Rule> PerturbedGuard<'_, B, R> {
 
     /// All parameters, perturbed now: for [`ParamSet::gradient`].
     pub fn params(&self) -> &ParamSet {
-        &self.optimizer.all
+        &self.optimizer.engine.all
     }
 
     /// Restores the parameters and lets the base optimizer step with the gradient at the perturbed point (in
@@ -84,7 +83,7 @@ impl<B: BaseOptimizer, R: Rule> PerturbedGuard<'_, B, R> {
     /// # Errors
     /// A gradient that doesn't fit or isn't finite; the parameters are restored, nothing else changed.
     pub fn step(mut self, gradient: &ParamVec) -> Result<SamStats> {
-        self.optimizer.all.check(gradient)?;
+        self.optimizer.engine.all.check(gradient)?;
         let guard = self.guard.take();
         let clips = self.optimizer.sam().clip_norm.is_some();
         let mut stats = self.stats;
@@ -98,7 +97,7 @@ impl<B: BaseOptimizer, R: Rule> PerturbedGuard<'_, B, R> {
         } else {
             self.optimizer.finish(gradient, guard, &mut stats)?;
         }
-        self.optimizer.step += 1;
+        self.optimizer.engine.step += 1;
         Ok(stats)
     }
 }

@@ -9,14 +9,12 @@ pub use guard::PerturbedGuard;
 use crate::base::BaseOptimizer;
 use crate::config::{RhoSchedule, SamConfig};
 use crate::direction::Perturbed;
+use crate::engine::{Engine, engine_methods};
 use crate::group::{self, ParamGroup};
 use crate::pass::Pass;
 use crate::rule::{GsamRule, Rule, SagmRule, SamRule};
-use crate::scope::{StepScope, StepSeed};
 use crate::stats::{SamStats, StepOutcome};
 use crate::{Error, Result};
-use tensor::ParamSet;
-use tensor::params::{Scratch, is_perturbed};
 use tensor::tch::{Tensor, nn::VarStore};
 
 /// Sharpness-aware minimization [prior work: Foret et al. 2021], with ASAM [Kwon et al. 2021] by
@@ -41,28 +39,18 @@ enum RhoOverride {
 /// Which parameters are trainable is read when it is built: after freezing or unfreezing some, build it anew.
 pub struct TwoPass<B, R: Rule> {
     config: R::Config,
-    groups: Vec<ParamGroup>,
-    base: B,
-    /// All parameters, flat over the groups.
-    all: ParamSet,
-    /// Group of each.
-    group: Vec<usize>,
+    engine: Engine<B>,
     perturbed: Option<Perturbed>,
-    /// Whether some parameter is of half precision.
-    half: bool,
-    buffers: Vec<Tensor>,
     rho_override: Option<RhoOverride>,
-    step: u64,
-    scratch: Option<Scratch>,
 }
 
 impl<B: std::fmt::Debug, R: Rule> std::fmt::Debug for TwoPass<B, R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct(R::NAME)
             .field("config", &self.config)
-            .field("base", &self.base)
-            .field("parameters", &self.all.names())
-            .field("step", &self.step)
+            .field("base", &self.engine.base)
+            .field("parameters", &self.engine.all.names())
+            .field("step", &self.engine.step)
             .finish_non_exhaustive()
     }
 }
@@ -78,32 +66,14 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     /// `perturb_weight_decay` over a base optimizer whose decay isn't part of the gradient.
     pub fn new(groups: Vec<ParamGroup>, base: B, config: R::Config) -> Result<Self> {
         R::validate(&config)?;
-        base.validate()?;
-        group::validate(&groups)?;
         if R::sam(&config).perturb_weight_decay && base.coupled_decay().is_none() {
             let got = format!("on over {}", base.name());
             let expected = "off, or used over Sgd or Adam, whose weight decay is part of the gradient";
             return Err(Error::invalid("perturb_weight_decay", expected, got));
         }
-        let all = ParamSet::new(
-            groups.iter().flat_map(|g| g.names.iter().cloned().zip(g.params.iter().map(Tensor::shallow_clone))),
-        )?;
-        let group = groups.iter().enumerate().flat_map(|(i, g)| vec![i; g.params.len()]).collect();
-        let perturbed = Perturbed::new(&groups, R::sam(&config).adaptive)?;
-        let half = all.tensors().iter().any(passes::is_half);
-        Ok(Self {
-            config,
-            groups,
-            base,
-            all,
-            group,
-            perturbed,
-            half,
-            buffers: Vec::new(),
-            rho_override: None,
-            step: 0,
-            scratch: None,
-        })
+        let engine = Engine::new(groups, base)?;
+        let perturbed = Perturbed::new(&engine.groups, R::sam(&config).adaptive)?;
+        Ok(Self { config, engine, perturbed, rho_override: None })
     }
 
     /// Builds the optimizer over everything in a variable store: its trainable variables as one group, the
@@ -116,54 +86,16 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         Ok(optimizer.with_buffers(group::buffers(store)))
     }
 
-    /// Names the non-trainable tensors (running statistics, from [`buffers`](crate::buffers)) that only the
-    /// main pass may change: they are put back after the later passes, for any kind of layer.
-    #[must_use]
-    pub fn with_buffers(mut self, buffers: Vec<Tensor>) -> Self {
-        self.buffers = buffers;
-        self
-    }
+    engine_methods!();
 
     /// The settings.
     pub fn config(&self) -> &R::Config {
         &self.config
     }
 
-    /// The groups.
-    pub fn groups(&self) -> &[ParamGroup] {
-        &self.groups
-    }
-
     /// The base optimizer.
     pub fn base(&self) -> &B {
-        &self.base
-    }
-
-    /// All parameters as one vector.
-    pub fn params(&self) -> &ParamSet {
-        &self.all
-    }
-
-    /// Number of the next step.
-    pub fn step_count(&self) -> u64 {
-        self.step
-    }
-
-    /// The learning rate: the base optimizer's, the only one there is.
-    pub fn lr(&self) -> f64 {
-        self.base.lr()
-    }
-
-    /// Sets the learning rate; what a scheduler calls.
-    ///
-    /// # Errors
-    /// [`Error::InvalidConfig`] when it is negative or not finite.
-    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        if !(lr.is_finite() && lr >= 0.0) {
-            return Err(Error::invalid("lr", "finite and at least 0", lr));
-        }
-        self.base.set_lr(lr);
-        Ok(())
+        &self.engine.base
     }
 
     /// Lets a function of the step's number give the radius, whatever the configuration says. A saved state
@@ -179,12 +111,6 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     pub fn set_rho(&mut self, rho: f64) -> Result<()> {
         self.rho_override = Some(RhoOverride::Fixed(valid_rho(rho)?));
         Ok(())
-    }
-
-    /// True while some parameter is perturbed: assert that it is false before an evaluation. While a guard or a
-    /// step borrows the optimizer, ask [`is_perturbed`](crate::is_perturbed) of a tensor.
-    pub fn is_perturbed(&self) -> bool {
-        self.first_perturbed().is_some()
     }
 
     /// One step on one batch. The closure is called for every pass, does a fresh forward pass on the batch of
@@ -229,26 +155,15 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         R::sam(&self.config)
     }
 
-    fn first_perturbed(&self) -> Option<&str> {
-        self.all.iter().find(|(_, tensor)| is_perturbed(tensor)).map(|(name, _)| name)
-    }
-
-    fn refuse_open_guard(&self) -> Result<()> {
-        match self.first_perturbed() {
-            Some(name) => Err(Error::NestedPerturbation { name: name.into() }),
-            None => Ok(()),
-        }
-    }
-
     /// The radius of this step, before the groups' own.
     fn rho(&self, loss: f64, norm: f64) -> Result<f64> {
         let config = self.sam();
         let rho = match (&self.rho_override, config.rho_schedule) {
             (Some(RhoOverride::Fixed(rho)), _) => *rho,
-            (Some(RhoOverride::Function(rho)), _) => rho(self.step),
+            (Some(RhoOverride::Function(rho)), _) => rho(self.engine.step),
             (None, RhoSchedule::Constant) => config.rho,
             (None, RhoSchedule::ProportionalToLr { rho_min, rho_max, lr_min, lr_max }) => {
-                rho_min + (rho_max - rho_min) * (self.base.lr() - lr_min) / (lr_max - lr_min)
+                rho_min + (rho_max - rho_min) * (self.engine.lr() - lr_min) / (lr_max - lr_min)
             }
             (None, RhoSchedule::LossBudget { fraction, rho_max }) => {
                 (fraction * loss.abs() / (norm + config.norm_eps)).min(rho_max)
@@ -270,7 +185,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
 
     /// Radius of a group: its own, scaled as the schedule scales the optimizer's.
     fn group_rho(&self, group: usize, rho: f64) -> f64 {
-        match (self.groups[group].rho, self.full_rho()) {
+        match (self.engine.groups[group].rho, self.full_rho()) {
             (None, _) => rho,
             (Some(own), full) if full > 0.0 => own * rho / full,
             (Some(own), _) => own,
@@ -284,15 +199,15 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
 
     /// Whether this step has a perturbed pass at all.
     fn perturbs(&self) -> Result<bool> {
-        if self.perturbed.is_none() || !self.step.is_multiple_of(self.sam().interval as u64) {
+        if self.perturbed.is_none() || !self.engine.step.is_multiple_of(self.sam().interval as u64) {
             return Ok(false);
         }
         if self.needs_loss() {
             return Ok(true);
         }
         let rho = self.rho(0.0, 0.0)?;
-        let moves = |g: usize| self.groups[g].perturb && R::perturbs(&self.config, self.group_rho(g, rho));
-        Ok((0..self.groups.len()).any(moves))
+        let moves = |g: usize| self.engine.groups[g].perturb && R::perturbs(&self.config, self.group_rho(g, rho));
+        Ok((0..self.engine.groups.len()).any(moves))
     }
 
     /// Runs the step in a scope that cleans up after errors and panics.
@@ -305,21 +220,19 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         if n == 0 {
             return Err(Error::invalid("n", "at least 1 micro-batch", n));
         }
-        self.refuse_open_guard()?;
-        let seed = StepSeed::new(self.sam().seed, self.step);
-        let mut scope = StepScope::open(&self.buffers, seed, self.sam().sync_rng)?;
+        let mut scope = self.engine.open(self.sam().seed, self.sam().sync_rng)?;
         let mut stats = self.blank_stats(self.perturbs()?);
         let result = self.gradients(n, scale.unwrap_or(1.0), &mut scope, &mut closure, &mut stats);
         match result.and_then(|(gradient, guard)| self.finish(&gradient, guard, &mut stats)) {
             Ok(()) => {
                 scope.commit();
-                self.step += 1;
+                self.engine.step += 1;
                 Ok(stats)
             }
             // The scope puts the buffers back; the step counts, so that the next one draws other noise.
             Err(Error::NonFinite { pass, .. }) if scale.is_some() => {
                 stats.outcome = StepOutcome::SkippedNonFinite { pass };
-                self.step += 1;
+                self.engine.step += 1;
                 Ok(stats)
             }
             Err(error) => Err(error),
@@ -328,7 +241,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
 
     fn blank_stats(&self, perturbed: bool) -> SamStats {
         SamStats {
-            step: self.step,
+            step: self.engine.step,
             loss: f64::NAN,
             perturbed_loss: None,
             grad_norm: f64::NAN,

@@ -1,9 +1,10 @@
 //! The passes of a step.
 
 use super::TwoPass;
-use crate::base::{BaseOptimizer, Slot};
-use crate::config::{BnMode, PerturbScope};
+use crate::base::BaseOptimizer;
+use crate::config::PerturbScope;
 use crate::direction::Perturbed;
+use crate::engine::{Evaluated, Finish, Request};
 use crate::pass::{Pass, PassKind};
 use crate::rule::Rule;
 use crate::scope::StepScope;
@@ -11,14 +12,8 @@ use crate::stats::SamStats;
 use crate::{Error, Result};
 use std::ops::Range;
 use tensor::params::Scratch;
-use tensor::tch::{Kind, Tensor, no_grad};
+use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamVec, RestoreGuard};
-
-/// A loss with its value.
-struct Evaluated {
-    loss: Tensor,
-    value: f64,
-}
 
 /// What a perturbation was.
 #[derive(Debug, Clone, Copy)]
@@ -37,10 +32,6 @@ struct Sweep {
     /// Their share of the step.
     share: f64,
     scale: f64,
-}
-
-pub(super) fn is_half(tensor: &Tensor) -> bool {
-    matches!(tensor.kind(), Kind::Half | Kind::BFloat16)
 }
 
 impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
@@ -62,7 +53,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
             // The last guard stays open: the base optimizer can read the originals and write over the perturbed
             // parameters, which saves a pass over memory.
             if let Some(guard) = guard.take() {
-                self.scratch = Some(guard.close());
+                self.engine.scratch = Some(guard.close());
             }
             let gradient;
             (gradient, guard) = self.sweep(&sweep, scope, closure, stats)?;
@@ -112,7 +103,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
             stats.grad_norm += share * main.norm() / scale;
             return Ok((main, None));
         };
-        let scratch = self.scratch.take();
+        let scratch = self.engine.scratch.take();
         let loss = losses.iter().map(|l| l.value).sum::<f64>() / n;
         // The mix needs `g` later; otherwise its memory becomes the direction.
         let (direction, main) = if R::MIXES { (perturbed.select(&main), Some(main)) } else { (main, None) };
@@ -148,48 +139,21 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         scope: &StepScope,
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
     ) -> Result<Evaluated> {
-        let seed = scope.seed_pass(micro);
-        let pass = Pass {
-            kind,
-            step: self.step,
-            micro,
-            seed,
-            batch_statistics: self.sam().bn == BnMode::Train,
-            overrides: None,
-        };
-        let loss = closure(&pass)?;
-        if loss.numel() != 1 {
-            return Err(Error::LossShape { pass: kind, got: loss.size() });
-        }
-        let value = loss.f_double_value(&vec![0; loss.dim()])?;
-        if !value.is_finite() {
-            return Err(Error::NonFinite { what: "loss", pass: kind, value });
-        }
-        if !loss.requires_grad() && !matches!(kind, PassKind::Probe(_)) {
-            return Err(Error::Detached { pass: kind });
-        }
-        Ok(Evaluated { loss, value })
+        let request = Request { micro, ..Request::new(kind, self.sam().bn) };
+        Evaluated::new(self.engine.call(request, scope, closure)?, kind)
     }
 
     /// Gradient of `factor · loss`, with weight decay where it counts as part of the loss, half-precision parts
     /// widened to f32. In the order of all parameters if `whole`, else of the perturbed ones.
     fn backward(&self, loss: &Tensor, factor: f64, pass: PassKind, whole: bool) -> Result<ParamVec> {
         let subset = self.perturbed.as_ref().filter(|_| !whole);
-        let set = subset.map_or(&self.all, |perturbed| &perturbed.set);
+        let set = subset.map_or(&self.engine.all, |perturbed| &perturbed.set);
         let scaled = if factor == 1.0 { loss.shallow_clone() } else { loss.f_mul_scalar(factor)? };
-        let mut gradient = set.gradient(&scaled.f_reshape([] as [i64; 0])?)?;
-        // Some batches may leave the perturbed groups out (an expert that isn't used): then ε = 0.
-        if gradient.is_empty() && set.len() == self.all.len() {
-            return Err(Error::NoGradient { pass });
-        }
-        if self.half {
-            let widen = |part: &Tensor| if is_half(part) { part.to_kind(Kind::Float) } else { part.shallow_clone() };
-            gradient = ParamVec::new(gradient.parts().iter().map(|part| part.as_ref().map(widen)).collect());
-        }
-        if let (true, Some(default)) = (self.sam().perturb_weight_decay, self.base.coupled_decay()) {
+        let gradient = self.engine.gradient_of(set, &scaled, pass)?;
+        if let (true, Some(default)) = (self.sam().perturb_weight_decay, self.engine.base.coupled_decay()) {
             for (i, (tensor, part)) in set.tensors().iter().zip(gradient.parts()).enumerate() {
                 let flat = subset.map_or(i, |perturbed| perturbed.position[i]);
-                let decay = self.groups[self.group[flat]].weight_decay.unwrap_or(default);
+                let decay = self.engine.groups[self.engine.group[flat]].weight_decay.unwrap_or(default);
                 if let Some(part) = part
                     && decay != 0.0
                 {
@@ -230,11 +194,11 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         scratch: Option<Scratch>,
     ) -> Result<(RestoreGuard, Applied)> {
         let mut rho = Ok(0.0);
-        let epsilon = perturbed.epsilon(gradient, self.groups.len(), own, |norm| {
+        let epsilon = perturbed.epsilon(gradient, self.engine.groups.len(), own, |norm| {
             let unscaled = norm / scale;
             rho = self.rho(loss, unscaled);
             let radius = *rho.as_ref().unwrap_or(&0.0);
-            (0..self.groups.len())
+            (0..self.engine.groups.len())
                 .map(|g| {
                     if norm == 0.0 {
                         return 0.0;
@@ -261,46 +225,11 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         guard: Option<RestoreGuard>,
         stats: &mut SamStats,
     ) -> Result<()> {
-        let norm = gradient.norm();
-        stats.final_grad_norm = norm;
-        if !norm.is_finite() {
-            let pass = if stats.perturbed { PassKind::Perturbed(0) } else { PassKind::Main };
-            return Err(Error::NonFinite { what: "gradient norm", pass, value: norm });
-        }
-        if let Some(limit) = self.sam().clip_norm
-            && norm > limit
-        {
-            gradient.scale(limit / norm)?;
-            stats.clipped = true;
-        }
-        let all_perturbed = self.perturbed.as_ref().is_some_and(|p| p.set.len() == self.all.len());
-        // A parameter without a gradient wouldn't be written, and would stay perturbed.
-        let all_written = gradient.parts().iter().all(Option::is_some);
-        let mut originals = None;
-        match guard {
-            Some(guard) if all_perturbed && all_written && self.base.reads_values() => originals = Some(guard),
-            Some(guard) => self.scratch = Some(guard.close()),
-            None => {}
-        }
-        let inside = self.sam().perturb_weight_decay;
-        let slots: Vec<Slot<'_>> = self
-            .all
-            .iter()
-            .zip(gradient.parts())
-            .enumerate()
-            .filter_map(|(index, ((name, param), grad))| {
-                let group = &self.groups[self.group[index]];
-                // Decay inside the loss must not be applied again.
-                let weight_decay = if inside { Some(0.0) } else { group.weight_decay };
-                let value = originals.as_ref().map_or(param, |guard| &guard.originals()[index]);
-                let lr_scale = group.lr_scale;
-                grad.as_ref().map(|grad| Slot { index, name, param, value, grad, lr_scale, weight_decay })
-            })
-            .collect();
-        self.base.step(&slots)?;
-        if let Some(guard) = originals {
-            self.scratch = Some(guard.keep());
-        }
+        let pass = if stats.perturbed { PassKind::Perturbed(0) } else { PassKind::Main };
+        let sam = self.sam();
+        let finish = Finish { pass, clip_norm: sam.clip_norm, decay_inside: sam.perturb_weight_decay };
+        let finished = self.engine.finish(gradient, guard, finish)?;
+        (stats.final_grad_norm, stats.clipped) = (finished.norm, finished.clipped);
         Ok(())
     }
 }

@@ -6,7 +6,6 @@ use crate::rule::Rule;
 use crate::{Error, Result};
 use serde_json::Value;
 use tensor::StateDict;
-use tensor::tch::Tensor;
 
 /// Value of the key `rho` where a function gave the radius.
 const FUNCTION: &str = "function";
@@ -18,10 +17,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     /// # Errors
     /// [`Error::Unsupported`] for a base optimizer that can't be saved.
     pub fn state_dict(&self) -> Result<StateDict> {
-        let mut state = self.base.state_dict(self.all.names())?;
-        state.meta.insert("method".into(), R::NAME.into());
-        state.meta.insert("step".into(), self.step.into());
-        state.meta.insert("config".into(), self.settings()?);
+        let mut state = self.engine.state_dict(R::NAME, &self.config)?;
         match &self.rho_override {
             None => {}
             Some(RhoOverride::Fixed(rho)) => {
@@ -41,20 +37,8 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     /// radius function that hasn't been given again; [`Error::NestedPerturbation`] while a guard is open.
     /// Nothing has changed then.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
-        self.refuse_open_guard()?;
+        let step = self.engine.check_state(R::NAME, &self.config, state)?;
         let bad = |reason: String| Error::State { reason };
-        let method = state.meta.get("method").and_then(Value::as_str).unwrap_or("nothing");
-        if method != R::NAME {
-            return Err(bad(format!("it was saved by {method}, but this is {}.", R::NAME)));
-        }
-        let step = state.meta.get("step").and_then(Value::as_u64);
-        let step = step.ok_or_else(|| bad("it has no step count \"step\".".into()))?;
-        let (own, saved) = (self.settings()?, state.meta.get("config").unwrap_or(&Value::Null));
-        if *saved != own {
-            let reason =
-                format!("its settings are {saved}, those here are {own}: build the optimizer with the saved ones.");
-            return Err(bad(reason));
-        }
         let rho = match state.meta.get("rho") {
             None => None,
             Some(Value::String(text)) if text == FUNCTION => {
@@ -68,17 +52,10 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
                 Some(RhoOverride::Fixed(valid_rho(number)?))
             }
         };
-        let params: Vec<(&str, &Tensor)> = self.all.iter().collect();
-        let loaded = self.base.load_state_dict(state, &params);
+        let loaded = self.engine.load_base(state, step);
         if loaded.is_ok() || matches!(rho, Some(RhoOverride::Function(_))) {
             self.rho_override = rho;
         }
-        loaded?;
-        self.step = step;
-        Ok(())
-    }
-
-    fn settings(&self) -> Result<Value> {
-        serde_json::to_value(&self.config).map_err(|e| Error::State { reason: e.to_string() })
+        loaded
     }
 }
