@@ -10,18 +10,27 @@ mod engine;
 mod error;
 mod group;
 mod pass;
+mod quant;
 mod rule;
+pub mod s_adam;
 mod scope;
 mod stats;
+mod trackers;
 mod two_pass;
 
-pub use base::{Adam, AdamConfig, AdamW, BaseOptimizer, Sgd, SgdConfig, TchOptimizer};
+pub use base::{
+    Adam, AdamConfig, AdamW, BaseOptimizer, ProxSgd, ProxSgdConfig, RmsProp, RmsPropConfig, Sgd, SgdConfig,
+    TchOptimizer,
+};
 pub use config::{AsamConfig, AsamScope, BnMode, GsamConfig, PerturbScope, RhoSchedule, SagmConfig, SamConfig};
 pub use error::{Error, Result};
 pub use group::{ParamGroup, buffers};
 pub use pass::{Pass, PassKind};
+pub use quant::FakeQuant;
 pub use rule::{GsamRule, Rule, SagmRule, SamRule};
+pub use s_adam::{SAdam, SAdamConfig, SAdamStats};
 pub use stats::{LossScaler, SamStats, StepOutcome};
 pub use tensor;
 pub use tensor::params::is_perturbed;
+pub use trackers::{GradientCosine, OscillationTracker, SignFlips};
 pub use two_pass::{Gsam, PerturbedGuard, Sagm, Sam, TwoPass};
