@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 const METRIC: &str = "step";
 const LOSS: &str = "loss";
 /// Steps after which both sides' losses are compared.
-const STEPS: usize = 20;
+pub(super) const STEPS: usize = 20;
 /// Largest relative difference of the losses for which both sides count as doing the same work. They do the same sums
 /// in f32 in another order, and 20 steps let the differences grow; another radius, momentum or batch shows far above.
 const TOLERANCE: f64 = 1e-3;
@@ -80,16 +80,16 @@ pub(super) fn experiment() -> Experiment {
 }
 
 /// The peer's process.
-struct Peer {
+pub(super) struct Peer {
     child: Child,
     ask: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    fn start(python: &Path, threads: usize) -> Result<Self> {
+    pub(super) fn start(python: &Path, script: &str, threads: usize) -> Result<Self> {
         let mut child = Command::new(python)
-            .args(["-I", "-u", "-c", SCRIPT, &threads.to_string()])
+            .args(["-I", "-u", "-c", script, &threads.to_string()])
             // The loader's path of this process leads to another libtorch than the peer's own.
             .env_remove("LD_LIBRARY_PATH")
             .stdin(Stdio::piped())
@@ -114,7 +114,7 @@ impl Peer {
         Ok(line.trim().to_owned())
     }
 
-    fn number(&mut self, task: &str, net: &str, steps: usize) -> Result<f64> {
+    pub(super) fn number(&mut self, task: &str, net: &str, steps: usize) -> Result<f64> {
         writeln!(self.ask, "{task} {net} {steps}")?;
         let line = self.line()?;
         line.parse().with_context(|| format!("the peer answered \"{line}\" instead of a number"))
@@ -133,7 +133,7 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let python = context.peer_python.as_deref().context(
         "the peers' Python isn't known: use `cargo xtask bench --peers`, which makes its virtual environment",
     )?;
-    let peer = RefCell::new(Peer::start(python, context.threads)?);
+    let peer = RefCell::new(Peer::start(python, SCRIPT, context.threads)?);
     let mut outcomes = Vec::new();
     for net in [&SMALL, &LARGE] {
         outcomes.extend(compare(context, net, &peer)?);
@@ -175,7 +175,7 @@ fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Outcome
 }
 
 /// Refuses a comparison of two sides that don't train alike.
-fn same_work(net: &str, ours: f64, theirs: f64) -> Result<()> {
+pub(super) fn same_work(net: &str, ours: f64, theirs: f64) -> Result<()> {
     let relative = (ours - theirs).abs() / theirs.abs();
     // NaN is no agreement.
     if relative.is_nan() || relative > TOLERANCE {
