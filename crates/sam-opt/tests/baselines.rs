@@ -50,6 +50,18 @@ fn proximal_sgd_by_hand() {
 }
 
 #[test]
+fn with_momentum_proximal_sgd_minimizes_a_smaller_l1_term() {
+    // ½(w − 1)² + λ|w| has its minimum at 1 − λ; λ = (1 − 0.9)·2.
+    let w = leaf(&[0.5], Kind::Double);
+    let base = ProxSgd::from_config(ProxSgdConfig { lr: 0.05, momentum: 0.9, l1: 2.0 });
+    let mut sam = Sam::new(vec![group(&[("w", &w)])], base, SamConfig::sam(0.0)).unwrap();
+    for _ in 0..1000 {
+        sam.step(|_| Ok((&w - 1.0).square().sum(Kind::Double) * 0.5)).unwrap();
+    }
+    close(&values(&w), &[0.8], 1e-9);
+}
+
+#[test]
 fn proximal_sgd_without_l1_is_sgd_with_momentum() {
     let run = |base: &mut dyn FnMut(&Tensor)| {
         let w = leaf(&[1.0, -0.7], Kind::Float);

@@ -15,13 +15,13 @@ const RATE: f64 = 1e-2;
 
 /// Key, words, role and rule of every arm.
 fn rules() -> Vec<(&'static str, &'static str, Role, Rule)> {
+    use Role::{Ablation, Baseline, Method};
     let variant = |config| Rule::SAdam(config);
     let base = SAdamConfig::default;
     let k = |k_directions| variant(SAdamConfig { k_directions, ..base() });
     let sigma = |sigma| variant(SAdamConfig { sigma, ..base() });
     let lambda = |lambda| variant(SAdamConfig { lambda, ..base() });
     let kind = |lgi, lambda| variant(SAdamConfig { lgi, lambda, ..base() });
-    use Role::{Ablation, Baseline, Method};
     vec![
         ("adamw", "AdamW", Baseline, Rule::AdamW),
         ("cosine", "AdamW, cosine decay", Baseline, Rule::Cosine),

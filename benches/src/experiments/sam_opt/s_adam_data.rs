@@ -83,26 +83,27 @@ pub(super) struct Draw {
 impl Data {
     /// All training digits, and the test digits with their true labels.
     pub(super) fn evaluated(draw: Draw, seed: u64, device: Device) -> Result<Self> {
-        let (x, y, scale) = training(draw, seed)?;
+        let (part, scale) = training(draw, seed)?;
         let test = &pools()?.0;
-        Ok(Self { train: samples(&x, &y, scale, device)?, score: samples(&test.x, &test.y, scale, device)? })
+        Ok(Self { train: samples(&part.x, &part.y, scale, device)?, score: samples(&test.x, &test.y, scale, device)? })
     }
 
     /// Four fifths of the training digits, and the last fifth, with labels as noisy as those learned from: what a search
     /// may see.
     pub(super) fn searched(draw: Draw, seed: u64, device: Device) -> Result<Self> {
-        let (x, y, scale) = training(draw, seed)?;
-        let kept = y.len() - (VALIDATION * y.len() as f64).round() as usize;
+        let (all, scale) = training(draw, seed)?;
+        let kept = all.y.len() - (VALIDATION * all.y.len() as f64).round() as usize;
         let part = |from: usize, to: usize| {
             let rows: Vec<usize> = (from..to).collect();
-            samples(&x.select(Axis(0), &rows), &y[from..to], scale, device)
+            let part = all.select(&rows);
+            samples(&part.x, &part.y, scale, device)
         };
-        Ok(Self { train: part(0, kept)?, score: part(kept, y.len())? })
+        Ok(Self { train: part(0, kept)?, score: part(kept, all.y.len())? })
     }
 }
 
 /// The training digits of a seed, and the mean and standard deviation of their pixels.
-fn training(draw: Draw, seed: u64) -> Result<(Array2<f32>, Vec<u8>, (f32, f32))> {
+fn training(draw: Draw, seed: u64) -> Result<(Pool, (f32, f32))> {
     let rest = &pools()?.1;
     let seeds = Seed::new(seed).child("s-adam.data");
     let mut rows = split::subsample(&rest.y, draw.train, seeds.child("digits").value());
@@ -116,7 +117,7 @@ fn training(draw: Draw, seed: u64) -> Result<(Array2<f32>, Vec<u8>, (f32, f32))>
     }
     let mean = part.x.mean().unwrap_or(0.0);
     let sd = part.x.std(0.0);
-    Ok((part.x, part.y, (mean, sd)))
+    Ok((part, (mean, sd)))
 }
 
 fn samples(x: &Array2<f32>, y: &[u8], (mean, sd): (f32, f32), device: Device) -> Result<Samples> {

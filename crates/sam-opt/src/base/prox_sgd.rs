@@ -40,6 +40,9 @@ impl ProxSgdConfig {
 /// SGD with momentum, then a soft threshold [official code]: `b = μb + g` (`b = g` at first), `w ← w − η b`,
 /// `w ← sign(w)·max(|w| − η·l1, 0)`.
 ///
+/// The threshold isn't scaled as momentum scales the steps, so that what is minimized is the loss with the L1 weight
+/// `(1 − μ)·l1` [derived]: to minimize it with the weight λ, set `l1` to `λ/(1 − μ)`.
+///
 /// The L1 term belongs to the optimizer: leave it out of the loss. A group's `weight_decay` is added to the gradient.
 #[derive(Debug)]
 pub struct ProxSgd {
