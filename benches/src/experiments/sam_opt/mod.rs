@@ -6,12 +6,17 @@ mod domains;
 mod nets;
 mod peers;
 mod search;
-mod sharpness;
 pub mod tune;
 
 use crate::experiment::Experiment;
 
 /// The experiments of the crate.
 pub fn experiments() -> Vec<Experiment> {
-    vec![domains::handwriting3(), domains::rotated_mnist(), cost::experiment(), peers::experiment()]
+    vec![
+        domains::handwriting3(),
+        domains::rotated_mnist(),
+        domains::ablations(),
+        cost::experiment(),
+        peers::experiment(),
+    ]
 }
