@@ -4,8 +4,11 @@
 compile_error!("sam-opt works on libtorch tensors: enable its feature `torch` (it is on by default).");
 
 pub mod base;
+pub mod baselines;
 mod config;
+mod da_sam;
 mod direction;
+mod domain;
 mod engine;
 mod error;
 mod group;
@@ -14,7 +17,9 @@ mod quant;
 mod rule;
 pub mod s_adam;
 mod scope;
+mod sharpness;
 mod stats;
+mod swad;
 mod trackers;
 mod two_pass;
 
@@ -22,14 +27,20 @@ pub use base::{
     Adam, AdamConfig, AdamW, BaseOptimizer, ProxSgd, ProxSgdConfig, RmsProp, RmsPropConfig, Sgd, SgdConfig,
     TchOptimizer,
 };
-pub use config::{AsamConfig, AsamScope, BnMode, GsamConfig, PerturbScope, RhoSchedule, SagmConfig, SamConfig};
+pub use config::{
+    AsamConfig, AsamScope, BnMode, GsamConfig, PerturbDirection, PerturbScope, RhoSchedule, SagmConfig, SamConfig,
+};
+pub use da_sam::{AmdfConfig, DaSam, DaSamConfig, DaSamStats, DasRule, OuterMode, OuterWeights, das_factors};
+pub use domain::{DomainFold, DomainId, DomainLosses, DomainSampler, LeaveOneDomainOut};
 pub use error::{Error, Result};
 pub use group::{ParamGroup, buffers};
 pub use pass::{Pass, PassKind};
 pub use quant::FakeQuant;
 pub use rule::{GsamRule, Rule, SagmRule, SamRule};
 pub use s_adam::{SAdam, SAdamConfig, SAdamStats};
+pub use sharpness::{Ascent, DomainSharpness, RandomRise, SharpnessOptions, SharpnessReport, sharpness_report};
 pub use stats::{LossScaler, SamStats, StepOutcome};
+pub use swad::{SwadAverager, SwadConfig, SwadPhase};
 pub use tensor;
 pub use tensor::params::is_perturbed;
 pub use trackers::{GradientCosine, OscillationTracker, SignFlips};

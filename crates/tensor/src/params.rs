@@ -102,6 +102,22 @@ impl ParamSet {
         self.as_vec().axpy(alpha, direction)
     }
 
+    /// Adds `alpha_i · direction_i` to parameter `i` in place, for every `i` that the direction has.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the direction doesn't fit, [`Error::InvalidArgument`] for another number of factors.
+    pub fn axpy_each(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        self.check_factors(alphas, direction)?;
+        let moved: Vec<usize> = (0..self.len()).filter(|&i| direction.parts[i].is_some()).collect();
+        let tensors: Vec<&Tensor> = moved.iter().map(|&i| &self.tensors[i]).collect();
+        let alphas32: Vec<f32> = moved.iter().map(|&i| alphas[i] as f32).collect();
+        let parts = direction.present();
+        if fused::update([&tensors], [&parts], |i, [w], [d]| *w += alphas32[i] * d) {
+            return Ok(());
+        }
+        add_scaled(&self.tensors, &direction.parts, alphas)
+    }
+
     /// Overwrites the parameters in place; parts that are `None` are left alone.
     ///
     /// # Errors
@@ -124,6 +140,14 @@ impl ParamSet {
     /// [`Error::Detached`] when `loss` has no graph; [`Error::Shape`] when it isn't a scalar.
     pub fn gradient(&self, loss: &Tensor) -> Result<ParamVec> {
         autograd::gradient(loss, self)
+    }
+
+    /// As [`gradient`](Self::gradient), keeping the graph for another backward pass.
+    ///
+    /// # Errors
+    /// As [`gradient`](Self::gradient).
+    pub fn gradient_keeping_graph(&self, loss: &Tensor) -> Result<ParamVec> {
+        autograd::gradient_keeping_graph(loss, self)
     }
 
     /// Copies the parameters, and restores them when the returned guard is dropped.
@@ -149,15 +173,20 @@ impl ParamSet {
     /// # Errors
     /// [`Error::Shape`] when the direction doesn't fit, [`Error::NestedPerturbation`] as [`guard`](Self::guard).
     pub fn perturb(&self, alphas: &[f64], direction: &ParamVec, scratch: Option<Scratch>) -> Result<RestoreGuard> {
-        self.check(direction)?;
-        if alphas.len() != self.len() {
-            return Err(Error::invalid("alphas", format!("{} factors, one a parameter", self.len()), alphas.len()));
-        }
+        self.check_factors(alphas, direction)?;
         let mut guard = RestoreGuard::open(self, scratch)?;
         if !guard.copy_and_add_fused(alphas, direction) {
             guard.copy_and_add_plain(alphas, direction)?;
         }
         Ok(guard)
+    }
+
+    fn check_factors(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        self.check(direction)?;
+        if alphas.len() == self.len() {
+            return Ok(());
+        }
+        Err(Error::invalid("alphas", format!("{} factors, one a parameter", self.len()), alphas.len()))
     }
 
     /// A vector of the shapes of this set, all zeros.
@@ -398,6 +427,21 @@ impl ParamVec {
     }
 }
 
+/// Adds `alpha · part` to each tensor by libtorch operations, for every device and kind.
+fn add_scaled(tensors: &[Tensor], parts: &[Option<Tensor>], alphas: &[f64]) -> Result<()> {
+    no_grad(|| {
+        for ((tensor, part), &alpha) in tensors.iter().zip(parts).zip(alphas) {
+            if let Some(part) = part {
+                // Half kinds round once: the sum is formed in f32.
+                let wide = if matches!(tensor.kind(), Kind::Double) { Kind::Double } else { Kind::Float };
+                let moved = tensor.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
+                tensor.shallow_clone().f_copy_(&moved)?;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// The inner product by libtorch operations, in f64; for every device and kind.
 fn plain_dot(a: &[&Tensor], b: &[&Tensor]) -> f64 {
     no_grad(|| {
@@ -486,17 +530,7 @@ impl RestoreGuard {
 
     fn copy_and_add_plain(&mut self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
         self.fill()?;
-        no_grad(|| {
-            for ((tensor, part), &alpha) in self.tensors.iter().zip(&direction.parts).zip(alphas) {
-                if let Some(part) = part {
-                    // Half kinds round once: the sum is formed in f32.
-                    let wide = if matches!(tensor.kind(), Kind::Double) { Kind::Double } else { Kind::Float };
-                    let moved = tensor.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
-                    tensor.shallow_clone().f_copy_(&moved)?;
-                }
-            }
-            Ok(())
-        })
+        add_scaled(&self.tensors, &direction.parts, alphas)
     }
 
     /// The copies: the parameters as they were when the guard was opened, in the set's order.

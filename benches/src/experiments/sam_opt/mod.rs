@@ -4,6 +4,7 @@ mod arms;
 mod cost;
 mod domains;
 mod nets;
+mod peer;
 mod peers;
 mod s_adam_ablations;
 mod s_adam_cost;
@@ -14,7 +15,6 @@ mod s_adam_non_smooth;
 mod s_adam_peers;
 mod s_adam_train;
 mod search;
-mod sharpness;
 pub mod tune;
 
 use crate::experiment::Experiment;
@@ -24,6 +24,7 @@ pub fn experiments() -> Vec<Experiment> {
     vec![
         domains::handwriting3(),
         domains::rotated_mnist(),
+        domains::ablations(),
         cost::experiment(),
         peers::experiment(),
         s_adam_curves::noisy_batches(),

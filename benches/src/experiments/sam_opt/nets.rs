@@ -1,9 +1,9 @@
 //! The networks on which steps are timed.
 
 use anyhow::Result;
-use sam_opt::{ParamGroup, Pass};
+use sam_opt::{DomainId, DomainLosses, ParamGroup, Pass};
 use tensor::ParamSet;
-use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
+use tensor::tch::{Device, Kind, Reduction, Tensor, nn::VarStore};
 
 /// A network, a batch size and how many steps make a round of timing.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +60,18 @@ impl Model {
     }
 
     pub(super) fn loss(&self) -> Tensor {
+        self.logits().cross_entropy_for_logits(&self.y)
+    }
+
+    /// The losses of two domains, every other sample each.
+    pub(super) fn domain_losses(&self) -> DomainLosses {
+        let log_p = self.logits().log_softmax(-1, Kind::Float);
+        let losses = log_p.nll_loss_nd(&self.y, None::<Tensor>, Reduction::None, -100);
+        let domains = (0..self.y.size()[0] as u32).map(|i| DomainId(i % 2)).collect();
+        DomainLosses::PerSample { losses, domains }
+    }
+
+    fn logits(&self) -> Tensor {
         let last = self.layers.len() - 1;
         let mut hidden = self.x.shallow_clone();
         for (i, (weight, bias)) in self.layers.iter().enumerate() {
@@ -68,7 +80,7 @@ impl Model {
                 hidden = hidden.relu();
             }
         }
-        hidden.cross_entropy_for_logits(&self.y)
+        hidden
     }
 
     pub(super) fn closure(&self) -> impl FnMut(&Pass<'_>) -> sam_opt::Result<Tensor> + '_ {

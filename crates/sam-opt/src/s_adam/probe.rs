@@ -33,6 +33,10 @@ impl Reading {
             Kind::BFloat16 => 0.5f64.powi(8),
             _ => 0.5f64.powi(24),
         };
+        if n == 1 {
+            let value = loss.f_double_value(&vec![0; loss.dim()])?;
+            return Ok(Some(Self { value, rounding: unit * value.abs() }));
+        }
         no_grad(|| {
             let wide = loss.detach().f_to_kind(Kind::Double)?;
             let value = wide.f_mean(Kind::Double)?.f_double_value(&[])?;
