@@ -3,7 +3,7 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use sam_opt::base::step_on;
-use sam_opt::{Gsam, GsamConfig, ParamGroup, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use sam_opt::{AdamW, Gsam, GsamConfig, ParamGroup, SAdam, SAdamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
 use std::time::Duration;
 use tensor::nn::{Mlp, MlpConfig};
 use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
@@ -67,6 +67,18 @@ fn step_cost(criterion: &mut Criterion) {
             let mut sagm = Sagm::new(problem.groups(), base(), config).expect("valid settings");
             group.bench_function(BenchmarkId::from_parameter("sagm"), |b| {
                 b.iter(|| sagm.step(|_| Ok(problem.loss())).expect("a finite loss"));
+            });
+            let mut adamw = AdamW::new(1e-4);
+            group.bench_function(BenchmarkId::from_parameter("adamw"), |b| {
+                b.iter(|| {
+                    let gradient = params.gradient(&problem.loss()).expect("the loss depends on the parameters");
+                    step_on(&mut adamw, &params, &gradient).expect("the shapes are the parameters' own");
+                });
+            });
+            let config = SAdamConfig { lr: 1e-4, ..SAdamConfig::default() };
+            let mut s_adam = SAdam::new(problem.groups(), config).expect("valid settings");
+            group.bench_function(BenchmarkId::from_parameter("s-adam"), |b| {
+                b.iter(|| s_adam.step(|_| Ok(problem.loss())).expect("a finite loss"));
             });
             group.finish();
         }

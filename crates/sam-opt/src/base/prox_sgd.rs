@@ -41,7 +41,7 @@ impl ProxSgdConfig {
 /// `w ← sign(w)·max(|w| − η·l1, 0)`.
 ///
 /// The threshold isn't scaled as momentum scales the steps, so that what is minimized is the loss with the L1 weight
-/// `(1 − μ)·l1` [derived]: to minimize it with the weight λ, set `l1` to `λ/(1 − μ)`.
+/// `(1 − μ)·l1` (derived): to minimize it with the weight λ, set `l1` to `λ/(1 − μ)`.
 ///
 /// The L1 term belongs to the optimizer: leave it out of the loss. A group's `weight_decay` is added to the gradient.
 #[derive(Debug)]

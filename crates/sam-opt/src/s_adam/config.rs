@@ -13,10 +13,10 @@ pub enum LgiKind {
     /// all probes rise alike.
     #[default]
     Published,
-    /// The part of the slopes that the gradient doesn't predict [reconstruction]: 0 on linear functions, towards 1
+    /// The part of the slopes that the gradient doesn't predict (reconstruction): 0 on linear functions, towards 1
     /// at kinks and jumps. Use λ of about 1 with it.
     Residual,
-    /// The part of the second differences that doesn't shrink with the radius [reconstruction]: 0 on quadratic
+    /// The part of the second differences that doesn't shrink with the radius (reconstruction): 0 on quadratic
     /// functions. Four forward passes a direction.
     Kink,
     /// No probes: this fixed damping in (0, 1]. The control for "a smaller learning rate would do the same".
@@ -103,9 +103,9 @@ pub struct SAdamConfig {
     pub eps_mode: EpsMode,
     /// One LGI a parameter group, each with its own probes [official code], instead of one over all.
     pub per_group_lgi: bool,
-    /// Probes only every so many steps; the LGI is kept in between [reconstruction].
+    /// Probes only every so many steps; the LGI is kept in between (reconstruction).
     pub probe_every: usize,
-    /// Damps the weight decay too [reconstruction]. Off, as in the official code: decay keeps its strength while the
+    /// Damps the weight decay too (reconstruction). Off, as in the official code: decay keeps its strength while the
     /// steps shrink.
     pub damp_weight_decay: bool,
     /// Reseeds libtorch's global generator before every pass of a step, so that dropout is the same in all of them,

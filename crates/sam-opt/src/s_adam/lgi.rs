@@ -9,7 +9,7 @@ use statrs::function::beta::beta_reg;
 /// The published statistic [official code]: `Var(D)/(mean(D²) + ζ)` with the variance's divisor `k − 1`; 0 for fewer
 /// than two slopes.
 ///
-/// With ζ = 0 it is exactly `(k/(k−1))·(1 − mean(D)²/mean(D²))` [derived], so it lies in `[0, k/(k−1)]`, doesn't
+/// With ζ = 0 it is exactly `(k/(k−1))·(1 − mean(D)²/mean(D²))` (derived), so it lies in `[0, k/(k−1)]`, doesn't
 /// depend on the scale of the loss, and is small only where all slopes have the same sign and size. On a smooth loss in
 /// many dimensions its mean is 1 for every `k`.
 ///
@@ -30,7 +30,7 @@ pub fn lgi_from_probes(d: &[f64], zeta: f64) -> f64 {
     if variance == 0.0 { 0.0 } else { variance / (square + zeta) }
 }
 
-/// The calibrated statistic [reconstruction]: `mean(r²)/(mean(r²) + s)`, of residuals `r_i = D_i − ⟨g, u_i⟩` (the
+/// The calibrated statistic (reconstruction): `mean(r²)/(mean(r²) + s)`, of residuals `r_i = D_i − ⟨g, u_i⟩` (the
 /// residual form) or of `K_i` (the kink form), against the typical squared slope `s`; 0 without residuals.
 ///
 /// In `[0, 1]`; 0 where the gradient predicts every slope.
@@ -39,7 +39,7 @@ pub fn lgi_from_residuals(residuals: &[f64], slope_square: f64) -> f64 {
     if unexplained == 0.0 { 0.0 } else { unexplained / (unexplained + slope_square) }
 }
 
-/// Richardson's combination of second differences [derived]: with `c(σ) = (f(θ+σu) + f(θ−σu) − 2f(θ))/σ`,
+/// Richardson's combination of second differences (derived): with `c(σ) = (f(θ+σu) + f(θ−σu) − 2f(θ))/σ`,
 /// `K = 2c(σ/2) − c(σ)`. A quadratic term cancels, a kink's constant `c` stays.
 ///
 /// The losses are `f(θ+σu)`, `f(θ−σu)`, `f(θ+½σu)`, `f(θ−½σu)`.
@@ -52,7 +52,7 @@ fn mean_square(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64 }
 }
 
-/// Mean of the damping `exp(−λ·LGI)` of `k` probes on a smooth loss in many dimensions [derived]:
+/// Mean of the damping `exp(−λ·LGI)` of `k` probes on a smooth loss in many dimensions (derived):
 /// `exp(−x)·₁F₁(½; k/2; x)` with `x = λk/(k−1)`; 1 for `k < 2`, where the LGI is 0.
 ///
 /// This is the factor by which the published optimizer shrinks the steps where there is nothing to see: 0.3085 for the
@@ -78,7 +78,7 @@ pub fn null_lgi_mean_damping(k: usize, lambda: f64) -> f64 {
     (sum.ln() + scale - x).exp()
 }
 
-/// Standard deviation of the published LGI on a smooth loss in many dimensions [derived]: `√(2/((k−1)(k+2)))`; its mean
+/// Standard deviation of the published LGI on a smooth loss in many dimensions (derived): `√(2/((k−1)(k+2)))`; its mean
 /// is 1. 0 for `k < 2`.
 pub fn null_lgi_sd(k: usize) -> f64 {
     if k < 2 {
@@ -89,7 +89,7 @@ pub fn null_lgi_sd(k: usize) -> f64 {
 }
 
 /// Two-sided p-value of the published LGI of `k` probes under the law that it has on a smooth loss in many dimensions
-/// [derived]: `mean(D)²/mean(D²)` is Beta(½, (k−1)/2). `None` for `k < 2`.
+/// (derived): `mean(D)²/mean(D²)` is Beta(½, (k−1)/2). `None` for `k < 2`.
 ///
 /// A small value with an LGI below 1 says that the probes rise (or fall) together: a kink, or curvature that the radius
 /// makes visible.

@@ -4,11 +4,11 @@
 //! Source: "Singularity-aware Optimization via Randomized Geometric Probing: Towards Stable Non-smooth Optimization"
 //! (ICML 2026). The published form follows the authors' public code [official code].
 //!
-//! **Know what the published statistic measures** [derived, measured]: its mean is 1 wherever the loss is smooth, and it
+//! **Know what the published statistic measures** (derived, measured): its mean is 1 wherever the loss is smooth, and it
 //! is *lower* at kinks and under strong curvature. With the defaults the steps are AdamW's at 0.3 to 0.4 of the learning
 //! rate, with undamped weight decay. [`null_lgi_mean_damping`] gives that factor, [`DampingLog`] tells whether a run did
 //! anything else, [`LgiKind::Constant`] and [`LgiKind::RandomNull`] are the controls, and [`LgiKind::Residual`] and
-//! [`LgiKind::Kink`] are statistics that are 0 on smooth functions [reconstruction].
+//! [`LgiKind::Kink`] are statistics that are 0 on smooth functions (reconstruction).
 //!
 //! The paper claims convergence for its setting; this implementation restates no guarantee.
 

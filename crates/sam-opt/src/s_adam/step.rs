@@ -13,7 +13,7 @@ use std::cell::Cell;
 use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamSet, ParamVec, RestoreGuard, Seed};
 
-/// Decay of the running squared slope [reconstruction].
+/// Decay of the running squared slope (reconstruction).
 const SLOPE_DECAY: f64 = 0.99;
 /// Steps between looks at whether f32 can hold the probes.
 const PRECISION_EVERY: u64 = 100;
