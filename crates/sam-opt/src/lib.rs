@@ -4,11 +4,15 @@
 compile_error!("sam-opt works on libtorch tensors: enable its feature `torch` (it is on by default).");
 
 pub mod base;
+pub mod baselines;
 mod config;
 mod direction;
+mod divergence;
 mod engine;
 mod error;
 mod group;
+mod iam;
+pub mod measures;
 mod pass;
 mod rule;
 mod scope;
@@ -19,6 +23,11 @@ pub use base::{Adam, AdamConfig, AdamW, BaseOptimizer, Sgd, SgdConfig, TchOptimi
 pub use config::{AsamConfig, AsamScope, BnMode, GsamConfig, PerturbScope, RhoSchedule, SagmConfig, SamConfig};
 pub use error::{Error, Result};
 pub use group::{ParamGroup, buffers};
+pub use iam::{
+    DirectionAudit, EmaGuard, Iam, IamConfig, IamDirection, IamStats, IamVariant, InconsistencyOpts,
+    InconsistencyReport, MaskReduction, MaskStats, PenaltyForm, PenaltyGradient, WeightEma, audit_direction,
+    fisher_top_eig, fisher_vector_product, fixmatch_loss, local_inconsistency,
+};
 pub use pass::{Pass, PassKind};
 pub use rule::{GsamRule, Rule, SagmRule, SamRule};
 pub use stats::{LossScaler, SamStats, StepOutcome};

@@ -152,6 +152,33 @@ impl ParamSet {
         Ok(guard)
     }
 
+    /// Adds `alpha` times standard normal numbers, those of [`normal`](Self::normal) with this seed, under a guard.
+    /// The numbers are made in the parameters' own memory, so no third copy of them is needed.
+    ///
+    /// # Errors
+    /// [`Error::NestedPerturbation`] as [`guard`](Self::guard); what libtorch reports.
+    pub fn perturb_normal(&self, alpha: f64, seed: Seed, scratch: Option<Scratch>) -> Result<RestoreGuard> {
+        let mut guard = RestoreGuard::open(self, scratch)?;
+        guard.fill()?;
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            fused::fill_normal(tensor, seed, i as u64)?;
+        }
+        let tensors: Vec<&Tensor> = self.tensors.iter().collect();
+        let copies: Vec<&Tensor> = guard.copies.iter().collect();
+        let alpha32 = alpha as f32;
+        if !fused::update([&tensors], [&copies], |_, [w], [copy]| *w = copy + alpha32 * *w) {
+            no_grad(|| {
+                for (tensor, copy) in tensors.iter().zip(&copies) {
+                    let wide = wide_kind(tensor);
+                    let moved = copy.to_kind(wide).f_add(&tensor.to_kind(wide).f_mul_scalar(alpha)?)?;
+                    tensor.shallow_clone().f_copy_(&moved)?;
+                }
+                Ok::<(), Error>(())
+            })?;
+        }
+        Ok(guard)
+    }
+
     /// A vector of the shapes of this set, all zeros.
     pub fn zeros(&self) -> ParamVec {
         no_grad(|| ParamVec { parts: self.tensors.iter().map(|t| Some(t.detach().zeros_like())).collect() })
@@ -400,6 +427,11 @@ fn plain_dot(a: &[&Tensor], b: &[&Tensor]) -> f64 {
     })
 }
 
+/// Kind in which a parameter's sums are formed: half kinds round once, from f32.
+fn wide_kind(tensor: &Tensor) -> Kind {
+    if tensor.kind() == Kind::Double { Kind::Double } else { Kind::Float }
+}
+
 /// Memory of a closed guard, kept for the next one.
 #[derive(Debug)]
 pub struct Scratch {
@@ -481,14 +513,51 @@ impl RestoreGuard {
         no_grad(|| {
             for ((tensor, part), &alpha) in self.tensors.iter().zip(&direction.parts).zip(alphas) {
                 if let Some(part) = part {
-                    // Half kinds round once: the sum is formed in f32.
-                    let wide = if matches!(tensor.kind(), Kind::Double) { Kind::Double } else { Kind::Float };
+                    let wide = wide_kind(tensor);
                     let moved = tensor.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
                     tensor.shallow_clone().f_copy_(&moved)?;
                 }
             }
             Ok(())
         })
+    }
+
+    /// Moves the parameters to `original_i + alpha_i · direction_i`, wherever they are now; a parameter whose part is
+    /// `None` is put back to its original.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the numbers of factors, parts and parameters differ; a part of another shape is
+    /// what libtorch reports.
+    pub fn shift(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        if alphas.len() != self.tensors.len() || direction.parts.len() != self.tensors.len() {
+            let got = format!("{} factors and {} parts", alphas.len(), direction.parts.len());
+            return Err(Error::invalid("the direction", format!("{} of each", self.tensors.len()), got));
+        }
+        let (mut tensors, mut copies, mut parts, mut factors) = (vec![], vec![], vec![], vec![]);
+        for (i, part) in direction.parts.iter().enumerate() {
+            let (tensor, copy) = (&self.tensors[i], &self.copies[i]);
+            match part {
+                Some(part) => {
+                    tensors.push(tensor);
+                    copies.push(copy);
+                    parts.push(part);
+                    factors.push(alphas[i]);
+                }
+                None => no_grad(|| tensor.shallow_clone().f_copy_(copy))?,
+            }
+        }
+        let narrow: Vec<f32> = factors.iter().map(|&a| a as f32).collect();
+        if !fused::update([&tensors], [&copies, &parts], |i, [w], [copy, d]| *w = copy + narrow[i] * d) {
+            no_grad(|| {
+                for (((tensor, copy), part), alpha) in tensors.iter().zip(&copies).zip(&parts).zip(factors) {
+                    let wide = wide_kind(tensor);
+                    let moved = copy.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
+                    tensor.shallow_clone().f_copy_(&moved)?;
+                }
+                Ok::<(), Error>(())
+            })?;
+        }
+        Ok(())
     }
 
     /// The copies: the parameters as they were when the guard was opened, in the set's order.

@@ -1,6 +1,8 @@
 //! Small problems that the tests share.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod iam;
+
 use sam_opt::tensor::tch::{Kind, Tensor, no_grad};
 use sam_opt::{ParamGroup, Pass};
 
