@@ -4,7 +4,7 @@
 use super::config::{IamVariant, PenaltyGradient};
 use super::delta::{Delta, Noise, per_scalar, stand_ins};
 use super::outputs::Outputs;
-use super::passes::{Bench, Closures, Gradient, Logits, forward, main_loss};
+use super::passes::{Bench, Closures, Logits, Passed, forward, main_loss};
 use super::search::{note_signal, scaled};
 use super::stats::IamStats;
 use crate::base::BaseOptimizer;
@@ -23,7 +23,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
         closures: &mut Closures<'_>,
         stats: &mut IamStats,
         delta: Option<&ParamVec>,
-    ) -> Result<Gradient> {
+    ) -> Result<Passed> {
         let (engine, config, set) = (self.engine, self.config, &self.perturbed.set);
         let loss = main_loss(closures, outputs, PassKind::Main, true, stats)?;
         let reference = outputs.detached();
@@ -31,25 +31,22 @@ impl<B: BaseOptimizer> Bench<'_, B> {
         let noise = Noise::new(config.seed, engine.step);
         let de = config.variant == IamVariant::De;
         let mut kept = None;
-        let shifted_weights = match delta {
-            Some(delta) => {
-                stats.delta_norm = delta.norm();
-                let sign = if de { noise.sign() } else { 1.0 };
-                stand_ins(set, &vec![sign; set.len()], delta)?
-            }
-            None => {
-                let found = match &mut closures.delta_logits {
-                    None => self.search_functional(&reference, &mut closures.logits, stats)?,
-                    Some(other) => {
-                        let reference = no_grad(|| self.forward(PassKind::Probe(1), false, other, stats))?;
-                        self.search_functional(&reference, other, stats)?
-                    }
-                };
-                stats.delta_norm = found.norm;
-                let weights = stand_ins(set, &found.alphas, &found.direction)?;
-                kept = if config.refresh_every > 1 { Some(found.materialize()?) } else { None };
-                weights
-            }
+        let shifted_weights = if let Some(delta) = delta {
+            stats.delta_norm = delta.norm();
+            let sign = if de { noise.sign() } else { 1.0 };
+            stand_ins(set, &vec![sign; set.len()], delta)?
+        } else {
+            let found = match &mut closures.delta_logits {
+                None => self.search_functional(&reference, &mut closures.logits, stats)?,
+                Some(other) => {
+                    let reference = no_grad(|| self.forward(PassKind::Probe(1), false, other, stats))?;
+                    self.search_functional(&reference, other, stats)?
+                }
+            };
+            stats.delta_norm = found.norm;
+            let weights = stand_ins(set, &found.alphas, &found.direction)?;
+            kept = if config.refresh_every > 1 { Some(found.materialize()?) } else { None };
+            weights
         };
 
         let pass = PassKind::Perturbed(0);
@@ -89,7 +86,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
         if de {
             kept = Some(self.next_delta(share.copy(), noise, stats)?);
         }
-        Ok(Gradient { gradient: ParamVec::new(gradient), guard: None, delta: kept, scratch: None, pass })
+        Ok(Passed { gradient: ParamVec::new(gradient), guard: None, delta: kept, scratch: None, pass })
     }
 
     /// The search of δ_K with the parameters left alone.

@@ -164,7 +164,7 @@ pub(super) fn trainable(params: &[Tensor]) -> Result<ParamSet> {
 
 /// The Fisher (Gauss-Newton) matrix `F = (1/b) Σ J_iᵀ (diag(f_i) − f_i f_iᵀ) J_i` of a model on some inputs, as an
 /// operator.
-pub(super) fn fisher<'a>(set: &'a ParamSet, logits: impl FnOnce() -> Result<Tensor>) -> Result<GaussNewton<'a>> {
+pub(super) fn fisher(set: &ParamSet, logits: impl FnOnce() -> Result<Tensor>) -> Result<GaussNewton<'_>> {
     with_grad(|| {
         let outputs = Outputs::new(logits()?, PassKind::Probe(0), true)?;
         // The Hessian of log Σ exp is diag(f) − f fᵀ.

@@ -43,7 +43,7 @@ pub(super) struct Bench<'a, B> {
 }
 
 /// The outcome of a step's passes.
-pub(super) struct Gradient {
+pub(super) struct Passed {
     pub(super) gradient: ParamVec,
     /// Open at the perturbed point, if the base optimizer may write over it.
     pub(super) guard: Option<RestoreGuard>,
@@ -83,7 +83,7 @@ impl<B: BaseOptimizer> Iam<B> {
         scope: &mut StepScope,
         stats: &mut IamStats,
         scratch: Option<Scratch>,
-    ) -> Result<Gradient> {
+    ) -> Result<Passed> {
         let config = &self.config;
         let radius = |g: &crate::ParamGroup| if g.perturb { g.rho.unwrap_or(config.rho) } else { 0.0 };
         let radii: Vec<f64> = self.engine.groups.iter().map(radius).collect();
@@ -121,13 +121,13 @@ impl<B: BaseOptimizer> Iam<B> {
     }
 
     /// The base optimizer's step: one pass.
-    fn plain(&self, closures: &mut Closures<'_>, scope: &StepScope, stats: &mut IamStats) -> Result<Gradient> {
+    fn plain(&self, closures: &mut Closures<'_>, scope: &StepScope, stats: &mut IamStats) -> Result<Passed> {
         let pass = PassKind::Main;
         let outputs = forward(&self.engine, &self.config, scope, (pass, true), &mut closures.logits, None, stats)?;
         let loss = main_loss(closures, &outputs, pass, true, stats)?;
         stats.backwards += 1;
         let gradient = self.engine.gradient(&loss.loss, pass)?;
-        Ok(Gradient { gradient, guard: None, delta: None, scratch: None, pass })
+        Ok(Passed { gradient, guard: None, delta: None, scratch: None, pass })
     }
 
     /// IAM-S: the gradient of the loss at `θ + δ`.
@@ -141,7 +141,7 @@ impl<B: BaseOptimizer> Iam<B> {
         stats: &mut IamStats,
         scratch: Option<Scratch>,
         delta: Option<&ParamVec>,
-    ) -> Result<Gradient> {
+    ) -> Result<Passed> {
         let config = &self.config;
         let needs_gradient = delta.is_none() && (config.align_sign || config.direction == IamDirection::LossGradient);
         let main = PassKind::Main;
@@ -164,17 +164,16 @@ impl<B: BaseOptimizer> Iam<B> {
         scope.keep_buffers()?;
 
         let bench = Bench { engine: &self.engine, config, perturbed, radii, scope, start: self.start.as_deref() };
-        let (guard, kept) = match delta {
-            Some(delta) => (bench.reuse(delta, 1.0, scratch, stats)?, None),
-            None => {
-                let direction = if config.align_sign { None } else { slope.take() };
-                let (guard, mut found) = bench.find(closures, &reference, direction, scratch, stats)?;
-                if let Some(slope) = slope {
-                    found = bench.align(found, &slope, &guard)?;
-                }
-                stats.delta_norm = found.norm;
-                (guard, self.keep(found)?)
+        let (guard, kept) = if let Some(delta) = delta {
+            (bench.reuse(delta, 1.0, scratch, stats)?, None)
+        } else {
+            let direction = if config.align_sign { None } else { slope.take() };
+            let (guard, mut found) = bench.find(closures, &reference, direction, scratch, stats)?;
+            if let Some(slope) = slope {
+                found = bench.align(found, &slope, &guard)?;
             }
+            stats.delta_norm = found.norm;
+            (guard, self.keep(found)?)
         };
 
         let pass = PassKind::Perturbed(0);
@@ -186,7 +185,7 @@ impl<B: BaseOptimizer> Iam<B> {
         stats.backwards += 1;
         let gradient = self.engine.gradient(&loss.loss, pass)?;
         scope.return_to_kept();
-        Ok(Gradient { gradient, guard: Some(guard), delta: kept, scratch: None, pass })
+        Ok(Passed { gradient, guard: Some(guard), delta: kept, scratch: None, pass })
     }
 
     /// δ to be used again later, if it will be.
@@ -317,20 +316,19 @@ impl<B: BaseOptimizer> Bench<'_, B> {
         stats: &mut IamStats,
         scratch: Option<Scratch>,
         delta: Option<&ParamVec>,
-    ) -> Result<Gradient> {
+    ) -> Result<Passed> {
         let (engine, config) = (self.engine, self.config);
         let de = config.variant == IamVariant::De;
         let (reference, slope) = self.reference(closures, stats, delta.is_none())?;
         let noise = Noise::new(config.seed, engine.step);
         let mut kept = None;
-        let guard = match delta {
-            Some(delta) => self.reuse(delta, if de { noise.sign() } else { 1.0 }, scratch, stats)?,
-            None => {
-                let (guard, found) = self.find(closures, &reference, slope, scratch, stats)?;
-                stats.delta_norm = found.norm;
-                kept = if config.refresh_every > 1 { Some(found.materialize()?) } else { None };
-                guard
-            }
+        let guard = if let Some(delta) = delta {
+            self.reuse(delta, if de { noise.sign() } else { 1.0 }, scratch, stats)?
+        } else {
+            let (guard, found) = self.find(closures, &reference, slope, scratch, stats)?;
+            stats.delta_norm = found.norm;
+            kept = if config.refresh_every > 1 { Some(found.materialize()?) } else { None };
+            guard
         };
 
         let pass = PassKind::Perturbed(0);
@@ -361,7 +359,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
         stats.backwards += 1;
         let mut gradient = engine.gradient(&total, main)?;
         gradient.accumulate(share)?;
-        Ok(Gradient { gradient, guard: None, delta: kept, scratch, pass: main })
+        Ok(Passed { gradient, guard: None, delta: kept, scratch, pass: main })
     }
 
     /// The outputs at θ, and the gradient of the loss there if the direction needs it.

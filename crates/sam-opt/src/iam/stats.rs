@@ -5,6 +5,7 @@ pub(super) const WEAK: f64 = 100.0;
 
 /// Statistics of one step of [`Iam`](crate::Iam).
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(clippy::struct_excessive_bools)] // independent facts about the step
 pub struct IamStats {
     /// Number of the step, from 0.
     pub step: u64,
