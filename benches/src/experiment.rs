@@ -96,6 +96,7 @@ pub fn select(names: &[String], mode: Mode, peers: bool) -> Result<Vec<Experimen
         Kind::Core => true,
         Kind::FullOnly => mode == Mode::Full,
         Kind::Peers => peers,
+        Kind::ByName => false,
     };
     if names.is_empty() {
         return Ok(all.into_iter().filter(|e| runs(&e.spec)).collect());

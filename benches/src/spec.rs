@@ -141,6 +141,8 @@ pub enum Kind {
     FullOnly,
     /// Run with `--peers` and by name.
     Peers,
+    /// Run by name only: ablations and sweeps.
+    ByName,
 }
 
 /// An experiment's description.

@@ -43,6 +43,17 @@ pub enum PerturbScope {
     PerMicroBatch,
 }
 
+/// Along what the parameters are perturbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PerturbDirection {
+    /// The gradient: SAM.
+    #[default]
+    Gradient,
+    /// Noise of the same length: the control that shows whether the gradient's direction matters.
+    Random,
+}
+
 /// What normalization layers use during a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -104,6 +115,8 @@ pub struct SamConfig {
     pub rho: f64,
     /// How ρ changes.
     pub rho_schedule: RhoSchedule,
+    /// Along what the parameters are perturbed.
+    pub direction: PerturbDirection,
     /// ASAM's scaling; `None` is plain SAM.
     pub adaptive: Option<AsamConfig>,
     /// One perturbation a step or one a micro-batch.
@@ -134,6 +147,7 @@ impl Default for SamConfig {
         Self {
             rho: 0.05,
             rho_schedule: RhoSchedule::Constant,
+            direction: PerturbDirection::Gradient,
             adaptive: None,
             scope: PerturbScope::Global,
             perturb_weight_decay: false,
@@ -187,12 +201,7 @@ impl SamConfig {
         if self.interval == 0 {
             return Err(Error::invalid("interval", "at least 1 (1 perturbs every step)", 0));
         }
-        match self.clip_norm {
-            Some(norm) if !(norm.is_finite() && norm > 0.0) => {
-                Err(Error::invalid("clip_norm", "finite and above 0, or none", norm))
-            }
-            _ => Ok(()),
-        }
+        clip_norm(self.clip_norm)
     }
 }
 
@@ -246,14 +255,23 @@ impl SagmConfig {
     }
 }
 
-fn rho(field: &str, rho: f64) -> Result<()> {
+pub(crate) fn rho(field: &str, rho: f64) -> Result<()> {
     if rho.is_finite() && rho >= 0.0 { Ok(()) } else { Err(Error::InvalidRho { field: field.into(), rho }) }
 }
 
-fn at_least(field: &str, value: f64, low: f64) -> Result<()> {
+pub(crate) fn at_least(field: &str, value: f64, low: f64) -> Result<()> {
     if value.is_finite() && value >= low {
         Ok(())
     } else {
         Err(Error::invalid(field, format!("finite and at least {low}"), value))
+    }
+}
+
+pub(crate) fn clip_norm(norm: Option<f64>) -> Result<()> {
+    match norm {
+        Some(norm) if !(norm.is_finite() && norm > 0.0) => {
+            Err(Error::invalid("clip_norm", "finite and above 0, or none", norm))
+        }
+        _ => Ok(()),
     }
 }

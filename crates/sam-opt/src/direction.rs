@@ -13,7 +13,7 @@ pub(crate) struct Perturbed {
     /// Their positions among all parameters.
     pub(crate) position: Vec<usize>,
     /// The group of each.
-    group: Vec<usize>,
+    pub(crate) group: Vec<usize>,
     /// `Some(η)` where ASAM's scaling applies.
     eta: Vec<Option<f64>>,
 }

@@ -148,7 +148,15 @@ impl<B: BaseOptimizer> Engine<B> {
     /// As [`gradient`](Self::gradient), over some of the parameters. A batch may leave those out (an expert that isn't
     /// used); all of them it can't.
     pub(crate) fn gradient_of(&self, set: &ParamSet, loss: &Tensor, pass: PassKind) -> Result<ParamVec> {
-        let gradient = set.gradient(&loss.f_reshape([] as [i64; 0])?)?;
+        self.widened(set, set.gradient(&loss.f_reshape([] as [i64; 0])?)?, pass)
+    }
+
+    /// As [`gradient_of`](Self::gradient_of), where the graph is used again.
+    pub(crate) fn gradient_keeping_graph(&self, set: &ParamSet, loss: &Tensor, pass: PassKind) -> Result<ParamVec> {
+        self.widened(set, set.gradient_keeping_graph(&loss.f_reshape([] as [i64; 0])?)?, pass)
+    }
+
+    fn widened(&self, set: &ParamSet, gradient: ParamVec, pass: PassKind) -> Result<ParamVec> {
         if gradient.is_empty() && set.len() == self.all.len() {
             return Err(Error::NoGradient { pass });
         }

@@ -1,5 +1,6 @@
 //! What can go wrong in a step; every message names the value and the way out.
 
+use crate::domain::DomainId;
 use crate::pass::PassKind;
 
 /// Errors of this crate.
@@ -47,6 +48,84 @@ pub enum Error {
         pass: PassKind,
         /// The shape that came.
         got: Vec<i64>,
+    },
+    /// The inverse temperature of the softmax over losses can't be 0.
+    #[error(
+        "tau is {tau}, but it must be finite and not 0 (negative gives easy domains more weight; for no difference between domains use `DasRule::Uniform`)."
+    )]
+    InvalidTau {
+        /// The value.
+        tau: f64,
+    },
+    /// No direction to probe.
+    #[error(
+        "directions is {directions}, but at least 1 is needed (1 is the guided direction alone; `amdf: None` probes nothing)."
+    )]
+    InvalidDirections {
+        /// The value.
+        directions: usize,
+    },
+    /// A batch without any domain.
+    #[error(
+        "The closure returned losses of no domain in the {pass} pass: give the mean loss of at least one domain, or at least one sample."
+    )]
+    NoDomain {
+        /// The pass.
+        pass: PassKind,
+    },
+    /// A domain without a sample.
+    #[error("The domain {id} has no samples: leave it out of the batch, or give it at least one row.")]
+    EmptyDomain {
+        /// The domain.
+        id: DomainId,
+    },
+    /// A domain that nobody announced.
+    #[error("The domain {id} isn't one of those that were announced: check the domains of the batch.")]
+    UnknownDomain {
+        /// The domain.
+        id: DomainId,
+    },
+    /// A domain twice in one batch.
+    #[error("The domain {id} appears twice among the losses: give one mean loss a domain, or per-sample losses.")]
+    DuplicateDomain {
+        /// The domain.
+        id: DomainId,
+    },
+    /// The loss of a domain isn't a scalar.
+    #[error(
+        "The loss of the domain {id} has the shape {got:?} in the {pass} pass: reduce it to a scalar, or return `DomainLosses::PerSample`."
+    )]
+    DomainLossShape {
+        /// The domain.
+        id: DomainId,
+        /// The pass.
+        pass: PassKind,
+        /// The shape that came.
+        got: Vec<i64>,
+    },
+    /// Per-sample losses that don't fit their domains.
+    #[error(
+        "The per-sample losses of the {pass} pass have the shape {got:?}, but there are {domains} domains of samples: return one loss a sample, `[{domains}]`."
+    )]
+    PerSampleShape {
+        /// The pass.
+        pass: PassKind,
+        /// The shape that came.
+        got: Vec<i64>,
+        /// Number of entries in `domains`.
+        domains: usize,
+    },
+    /// A later pass of a step has other domains than the main pass.
+    #[error(
+        "The batch had the domains {first} in the main pass and {second} in the {pass} pass: use the same batch in all passes of a step."
+    )]
+    DomainsChanged {
+        /// The later pass.
+        pass: PassKind,
+        /// Domains of the main pass.
+        first: String,
+        /// Domains of the later pass.
+        second: String,
     },
     /// The loss has no graph.
     #[error(

@@ -6,8 +6,10 @@ compile_error!("sam-opt works on libtorch tensors: enable its feature `torch` (i
 pub mod base;
 pub mod baselines;
 mod config;
+mod da_sam;
 mod direction;
 mod divergence;
+mod domain;
 mod engine;
 mod error;
 mod group;
@@ -16,11 +18,17 @@ pub mod measures;
 mod pass;
 mod rule;
 mod scope;
+mod sharpness;
 mod stats;
+mod swad;
 mod two_pass;
 
 pub use base::{Adam, AdamConfig, AdamW, BaseOptimizer, Sgd, SgdConfig, TchOptimizer};
-pub use config::{AsamConfig, AsamScope, BnMode, GsamConfig, PerturbScope, RhoSchedule, SagmConfig, SamConfig};
+pub use config::{
+    AsamConfig, AsamScope, BnMode, GsamConfig, PerturbDirection, PerturbScope, RhoSchedule, SagmConfig, SamConfig,
+};
+pub use da_sam::{AmdfConfig, DaSam, DaSamConfig, DaSamStats, DasRule, OuterMode, OuterWeights, das_factors};
+pub use domain::{DomainFold, DomainId, DomainLosses, DomainSampler, LeaveOneDomainOut};
 pub use error::{Error, Result};
 pub use group::{ParamGroup, buffers};
 pub use iam::{
@@ -30,7 +38,9 @@ pub use iam::{
 };
 pub use pass::{Pass, PassKind};
 pub use rule::{GsamRule, Rule, SagmRule, SamRule};
+pub use sharpness::{Ascent, DomainSharpness, RandomRise, SharpnessOptions, SharpnessReport, sharpness_report};
 pub use stats::{LossScaler, SamStats, StepOutcome};
+pub use swad::{SwadAverager, SwadConfig, SwadPhase};
 pub use tensor;
 pub use tensor::params::is_perturbed;
 pub use two_pass::{Gsam, PerturbedGuard, Sagm, Sam, TwoPass};

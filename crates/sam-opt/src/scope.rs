@@ -18,6 +18,11 @@ impl StepSeed {
         self.0.index(micro as u64).torch_seed()
     }
 
+    /// For the optimizer's own noise in this step, apart from libtorch's stream.
+    pub(crate) fn noise(self, use_of_it: &str) -> Seed {
+        self.0.child(use_of_it)
+    }
+
     /// For the stream that follows the step; it doesn't depend on which passes there were.
     fn after(self) -> i64 {
         self.0.child("after").torch_seed()

@@ -2,22 +2,16 @@
 #![allow(missing_docs)]
 
 mod common;
-use common::{batch, bits};
-use sam_opt::tensor::conformance::{Subject, assert_conforms};
-use sam_opt::tensor::nn::{Mlp, MlpConfig};
-use sam_opt::tensor::tch::{self, Device, nn::VarStore};
-use sam_opt::tensor::{Seed, StateDict};
+use common::training::{Method, Training};
+use sam_opt::baselines::{Dgsam, DgsamConfig};
+use sam_opt::tensor::StateDict;
+use sam_opt::tensor::conformance::assert_conforms;
+use sam_opt::tensor::nn::Mlp;
+use sam_opt::tensor::tch::{Kind, Reduction, Tensor};
 use sam_opt::{
-    AdamW, AsamConfig, GsamConfig, GsamRule, ParamGroup, Rule, SagmConfig, SagmRule, SamConfig, SamRule, TwoPass,
-    buffers,
+    AdamW, AmdfConfig, AsamConfig, DaSam, DaSamConfig, DasRule, DomainId, DomainLosses, Gsam, GsamConfig, GsamRule,
+    OuterMode, ParamGroup, Result, Rule, Sagm, SagmConfig, SagmRule, Sam, SamConfig, SamRule, TwoPass,
 };
-
-/// A small network with batch norm and dropout under one of the methods.
-struct Training<R: Rule> {
-    store: VarStore,
-    net: Mlp,
-    optimizer: TwoPass<AdamW, R>,
-}
 
 /// A method's configurations for the suite.
 trait Cases: Rule {
@@ -93,13 +87,13 @@ impl Cases for SagmRule {
     }
 }
 
-impl<R: Cases> Subject for Training<R>
+impl<R: Cases> Method for TwoPass<AdamW, R>
 where
     R::Config: PartialEq,
 {
     type Config = R::Config;
 
-    fn config() -> R::Config {
+    fn valid() -> R::Config {
         R::valid()
     }
 
@@ -107,71 +101,124 @@ where
         R::invalid()
     }
 
-    fn build(config: &R::Config) -> Result<Self, String> {
-        tch::set_num_threads(1);
-        let store = VarStore::new(Device::Cpu);
-        let shape = MlpConfig { batch_norm: true, dropout: 0.2, ..MlpConfig::relu(&[4, 8, 3]) };
-        let net = Mlp::new(&store.root(), &shape, Seed::new(1)).map_err(|e| e.to_string())?;
-        let optimizer = TwoPass::new(vec![ParamGroup::from_var_store(&store)], AdamW::new(0.01), config.clone())
-            .map_err(|e| e.to_string())?
-            .with_buffers(buffers(&store));
-        Ok(Self { store, net, optimizer })
+    fn build(groups: Vec<ParamGroup>, buffers: Vec<Tensor>, config: R::Config) -> Result<Self> {
+        Ok(TwoPass::new(groups, AdamW::new(0.01), config)?.with_buffers(buffers))
     }
 
-    fn advance(&mut self, i: u64) -> Result<(), String> {
-        let net = &self.net;
-        let (x, y) = batch(16, i);
-        self.optimizer
-            .step(|_| Ok(net.forward_with(&x, true, true).cross_entropy_for_logits(&y)))
-            .map(|_| ())
-            .map_err(|e| e.to_string())
+    fn step(&mut self, net: &Mlp, x: &Tensor, y: &Tensor) -> Result<()> {
+        TwoPass::step(self, |_| Ok(net.forward_with(x, true, true).cross_entropy_for_logits(y))).map(|_| ())
     }
 
-    fn advance_on_nan(&mut self) -> Result<(), String> {
-        let net = &self.net;
-        let (x, y) = batch(16, 0);
-        self.optimizer
-            .step(|_| Ok(net.forward_with(&(&x * f64::NAN), true, true).cross_entropy_for_logits(&y)))
-            .map(|_| ())
-            .map_err(|e| e.to_string())
+    fn state(&self) -> Result<StateDict> {
+        self.state_dict()
     }
 
-    fn observe(&self) -> Vec<u8> {
-        let ordered: std::collections::BTreeMap<_, _> = self.store.variables().into_iter().collect();
-        let tensors: Vec<_> = ordered.into_values().collect();
-        bits(&tensors).into_iter().flatten().flat_map(u64::to_le_bytes).collect()
+    fn load(&mut self, state: &StateDict) -> Result<()> {
+        self.load_state_dict(state)
+    }
+}
+
+fn losses(net: &Mlp, x: &Tensor, y: &Tensor) -> DomainLosses {
+    let log_p = net.forward_with(x, true, true).log_softmax(-1, Kind::Float);
+    let losses = log_p.nll_loss_nd(y, None::<Tensor>, Reduction::None, -100);
+    DomainLosses::PerSample { losses, domains: (0..16).map(|i| DomainId(u32::from(i >= 6))).collect() }
+}
+
+impl Method for DaSam<AdamW> {
+    type Config = DaSamConfig;
+
+    fn valid() -> DaSamConfig {
+        let amdf = Some(AmdfConfig { directions: 3, probe_every: 2, ..AmdfConfig::default() });
+        DaSamConfig { loss_ema: 0.5, amdf, clip_norm: Some(10.0), seed: 11, ..DaSamConfig::da_sam(0.3) }
     }
 
-    fn save(&self) -> Result<Vec<u8>, String> {
-        let file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
-        let mut state = self.optimizer.state_dict().map_err(|e| e.to_string())?;
-        for (name, tensor) in self.store.variables() {
-            state.tensors.insert(format!("model:{name}"), tensor);
-        }
-        state.save(file.path()).map_err(|e| e.to_string())?;
-        std::fs::read(file.path()).map_err(|e| e.to_string())
+    fn invalid() -> Vec<(&'static str, DaSamConfig)> {
+        let valid = DaSamConfig::default;
+        let amdf = |change: fn(&mut AmdfConfig)| {
+            let mut amdf = AmdfConfig::default();
+            change(&mut amdf);
+            DaSamConfig { amdf: Some(amdf), ..valid() }
+        };
+        vec![
+            ("rho", DaSamConfig { rho: -0.1, ..valid() }),
+            ("rho", DaSamConfig { rho: f64::NAN, ..valid() }),
+            ("tau", DaSamConfig { tau: 0.0, ..valid() }),
+            ("tau", DaSamConfig { tau: f64::INFINITY, ..valid() }),
+            ("das", DaSamConfig { das: DasRule::Power(f64::NAN), ..valid() }),
+            ("s_min", DaSamConfig { s_min: 1.5, ..valid() }),
+            ("s_max", DaSamConfig { s_max: Some(0.5), ..valid() }),
+            ("loss_ema", DaSamConfig { loss_ema: 1.0, ..valid() }),
+            ("clip_norm", DaSamConfig { clip_norm: Some(0.0), ..valid() }),
+            ("outer", DaSamConfig { outer: OuterMode::Worst, amdf: None, ..valid() }),
+            ("directions", amdf(|a| a.directions = 0)),
+            ("zeta", amdf(|a| a.zeta = -1.0)),
+            ("kappa", amdf(|a| a.kappa = f64::NAN)),
+            ("exponent", amdf(|a| a.exponent = -1.0)),
+            ("clip", amdf(|a| a.clip = 0.5)),
+            ("ema", amdf(|a| a.ema = 1.0)),
+            ("temperature", amdf(|a| a.temperature = 0.0)),
+            ("probe_every", amdf(|a| a.probe_every = 0)),
+        ]
     }
 
-    fn load(config: &R::Config, saved: &[u8]) -> Result<Self, String> {
-        let file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
-        std::fs::write(file.path(), saved).map_err(|e| e.to_string())?;
-        let mut state = StateDict::load(file.path()).map_err(|e| e.to_string())?;
-        let (model, optimizer) =
-            std::mem::take(&mut state.tensors).into_iter().partition(|(name, _)| name.starts_with("model:"));
-        state.tensors = optimizer;
-        let mut new = Self::build(config)?;
-        let names = sam_opt::tensor::checkpoint::NameMap { prefixes: vec![("model:".into(), String::new())] };
-        let weights = StateDict { tensors: model, ..StateDict::default() };
-        weights.copy_into(&new.store, &names).map_err(|e| e.to_string())?;
-        new.optimizer.load_state_dict(&state).map_err(|e| e.to_string())?;
-        Ok(new)
+    fn build(groups: Vec<ParamGroup>, buffers: Vec<Tensor>, config: DaSamConfig) -> Result<Self> {
+        Ok(DaSam::new(groups, AdamW::new(0.01), config)?.with_buffers(buffers))
+    }
+
+    fn step(&mut self, net: &Mlp, x: &Tensor, y: &Tensor) -> Result<()> {
+        DaSam::step(self, |_| Ok(losses(net, x, y))).map(|_| ())
+    }
+
+    fn state(&self) -> Result<StateDict> {
+        self.state_dict()
+    }
+
+    fn load(&mut self, state: &StateDict) -> Result<()> {
+        self.load_state_dict(state)
+    }
+}
+
+impl Method for Dgsam<AdamW> {
+    type Config = DgsamConfig;
+
+    fn valid() -> DgsamConfig {
+        DgsamConfig { rho: 0.2, clip_norm: Some(10.0), seed: 4, ..DgsamConfig::default() }
+    }
+
+    fn invalid() -> Vec<(&'static str, DgsamConfig)> {
+        vec![
+            ("rho", DgsamConfig { rho: -1.0, ..Self::valid() }),
+            ("clip_norm", DgsamConfig { clip_norm: Some(f64::NAN), ..Self::valid() }),
+        ]
+    }
+
+    fn build(groups: Vec<ParamGroup>, buffers: Vec<Tensor>, config: DgsamConfig) -> Result<Self> {
+        Ok(Dgsam::new(groups, AdamW::new(0.01), config)?.with_buffers(buffers))
+    }
+
+    fn step(&mut self, net: &Mlp, x: &Tensor, y: &Tensor) -> Result<()> {
+        let part = |t: &Tensor, id: DomainId| t.narrow(0, 8 * i64::from(id.0), 8);
+        Dgsam::step(self, &[DomainId(0), DomainId(1)], |_, id| {
+            Ok(net.forward_with(&part(x, id), true, true).cross_entropy_for_logits(&part(y, id)))
+        })
+        .map(|_| ())
+    }
+
+    fn state(&self) -> Result<StateDict> {
+        self.state_dict()
+    }
+
+    fn load(&mut self, state: &StateDict) -> Result<()> {
+        self.load_state_dict(state)
     }
 }
 
 /// One test, because the networks draw their dropout from libtorch's one global stream.
 #[test]
-fn sam_gsam_and_sagm_conform() {
-    assert_conforms::<Training<SamRule>>();
-    assert_conforms::<Training<GsamRule>>();
-    assert_conforms::<Training<SagmRule>>();
+fn every_optimizer_of_the_family_conforms() {
+    assert_conforms::<Training<Sam<AdamW>>>();
+    assert_conforms::<Training<Gsam<AdamW>>>();
+    assert_conforms::<Training<Sagm<AdamW>>>();
+    assert_conforms::<Training<DaSam<AdamW>>>();
+    assert_conforms::<Training<Dgsam<AdamW>>>();
 }

@@ -16,6 +16,14 @@ pub fn gradient(loss: &Tensor, params: &ParamSet) -> Result<ParamVec> {
     gradient_of("The loss", loss, params, false, false)
 }
 
+/// As [`gradient`], keeping the graph for another backward pass.
+///
+/// # Errors
+/// As [`gradient`].
+pub fn gradient_keeping_graph(loss: &Tensor, params: &ParamSet) -> Result<ParamVec> {
+    gradient_of("The loss", loss, params, true, false)
+}
+
 fn gradient_of(what: &str, loss: &Tensor, params: &ParamSet, keep: bool, create: bool) -> Result<ParamVec> {
     if loss.numel() != 1 {
         return Err(Error::Shape { what: what.into(), expected: vec![], got: loss.size() });

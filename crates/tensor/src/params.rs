@@ -102,6 +102,22 @@ impl ParamSet {
         self.as_vec().axpy(alpha, direction)
     }
 
+    /// Adds `alpha_i · direction_i` to parameter `i` in place, for every `i` that the direction has.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the direction doesn't fit, [`Error::InvalidArgument`] for another number of factors.
+    pub fn axpy_each(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        self.check_factors(alphas, direction)?;
+        let moved: Vec<usize> = (0..self.len()).filter(|&i| direction.parts[i].is_some()).collect();
+        let tensors: Vec<&Tensor> = moved.iter().map(|&i| &self.tensors[i]).collect();
+        let alphas32: Vec<f32> = moved.iter().map(|&i| alphas[i] as f32).collect();
+        let parts = direction.present();
+        if fused::update([&tensors], [&parts], |i, [w], [d]| *w += alphas32[i] * d) {
+            return Ok(());
+        }
+        add_scaled(&self.tensors, &direction.parts, alphas)
+    }
+
     /// Overwrites the parameters in place; parts that are `None` are left alone.
     ///
     /// # Errors
@@ -126,6 +142,14 @@ impl ParamSet {
         autograd::gradient(loss, self)
     }
 
+    /// As [`gradient`](Self::gradient), keeping the graph for another backward pass.
+    ///
+    /// # Errors
+    /// As [`gradient`](Self::gradient).
+    pub fn gradient_keeping_graph(&self, loss: &Tensor) -> Result<ParamVec> {
+        autograd::gradient_keeping_graph(loss, self)
+    }
+
     /// Copies the parameters, and restores them when the returned guard is dropped.
     ///
     /// # Errors
@@ -141,10 +165,7 @@ impl ParamSet {
     /// # Errors
     /// [`Error::Shape`] when the direction doesn't fit, [`Error::NestedPerturbation`] as [`guard`](Self::guard).
     pub fn perturb(&self, alphas: &[f64], direction: &ParamVec, scratch: Option<Scratch>) -> Result<RestoreGuard> {
-        self.check(direction)?;
-        if alphas.len() != self.len() {
-            return Err(Error::invalid("alphas", format!("{} factors, one a parameter", self.len()), alphas.len()));
-        }
+        self.check_factors(alphas, direction)?;
         let mut guard = RestoreGuard::open(self, scratch)?;
         if !guard.copy_and_add_fused(alphas, direction) {
             guard.copy_and_add_plain(alphas, direction)?;
@@ -167,16 +188,19 @@ impl ParamSet {
         let copies: Vec<&Tensor> = guard.copies.iter().collect();
         let alpha32 = alpha as f32;
         if !fused::update([&tensors], [&copies], |_, [w], [copy]| *w = copy + alpha32 * *w) {
-            no_grad(|| {
-                for (tensor, copy) in tensors.iter().zip(&copies) {
-                    let wide = wide_kind(tensor);
-                    let moved = copy.to_kind(wide).f_add(&tensor.to_kind(wide).f_mul_scalar(alpha)?)?;
-                    tensor.shallow_clone().f_copy_(&moved)?;
-                }
-                Ok::<(), Error>(())
-            })?;
+            let noise: Vec<Option<Tensor>> = no_grad(|| tensors.iter().map(|t| Some(t.detach().copy())).collect());
+            guard.put_back()?;
+            add_scaled(&self.tensors, &noise, &vec![alpha; self.len()])?;
         }
         Ok(guard)
+    }
+
+    fn check_factors(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        self.check(direction)?;
+        if alphas.len() == self.len() {
+            return Ok(());
+        }
+        Err(Error::invalid("alphas", format!("{} factors, one a parameter", self.len()), alphas.len()))
     }
 
     /// A vector of the shapes of this set, all zeros.
@@ -417,6 +441,21 @@ impl ParamVec {
     }
 }
 
+/// Adds `alpha · part` to each tensor by libtorch operations, for every device and kind.
+fn add_scaled(tensors: &[Tensor], parts: &[Option<Tensor>], alphas: &[f64]) -> Result<()> {
+    no_grad(|| {
+        for ((tensor, part), &alpha) in tensors.iter().zip(parts).zip(alphas) {
+            if let Some(part) = part {
+                // Half kinds round once: the sum is formed in f32.
+                let wide = if matches!(tensor.kind(), Kind::Double) { Kind::Double } else { Kind::Float };
+                let moved = tensor.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
+                tensor.shallow_clone().f_copy_(&moved)?;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// The inner product by libtorch operations, in f64; for every device and kind.
 fn plain_dot(a: &[&Tensor], b: &[&Tensor]) -> f64 {
     no_grad(|| {
@@ -425,11 +464,6 @@ fn plain_dot(a: &[&Tensor], b: &[&Tensor]) -> f64 {
             .map(|(a, b)| (a.to_kind(Kind::Double) * b.to_kind(Kind::Double)).sum(Kind::Double).double_value(&[]))
             .sum()
     })
-}
-
-/// Kind in which a parameter's sums are formed: half kinds round once, from f32.
-fn wide_kind(tensor: &Tensor) -> Kind {
-    if tensor.kind() == Kind::Double { Kind::Double } else { Kind::Float }
 }
 
 /// Memory of a closed guard, kept for the next one.
@@ -510,16 +544,7 @@ impl RestoreGuard {
 
     fn copy_and_add_plain(&mut self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
         self.fill()?;
-        no_grad(|| {
-            for ((tensor, part), &alpha) in self.tensors.iter().zip(&direction.parts).zip(alphas) {
-                if let Some(part) = part {
-                    let wide = wide_kind(tensor);
-                    let moved = tensor.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
-                    tensor.shallow_clone().f_copy_(&moved)?;
-                }
-            }
-            Ok(())
-        })
+        add_scaled(&self.tensors, &direction.parts, alphas)
     }
 
     /// Moves the parameters to `original_i + alpha_i · direction_i`, wherever they are now; a parameter whose part is
@@ -548,16 +573,20 @@ impl RestoreGuard {
         }
         let narrow: Vec<f32> = factors.iter().map(|&a| a as f32).collect();
         if !fused::update([&tensors], [&copies, &parts], |i, [w], [copy, d]| *w = copy + narrow[i] * d) {
-            no_grad(|| {
-                for (((tensor, copy), part), alpha) in tensors.iter().zip(&copies).zip(&parts).zip(factors) {
-                    let wide = wide_kind(tensor);
-                    let moved = copy.to_kind(wide).f_add(&part.to_kind(wide).f_mul_scalar(alpha)?)?;
-                    tensor.shallow_clone().f_copy_(&moved)?;
-                }
-                Ok::<(), Error>(())
-            })?;
+            self.put_back()?;
+            add_scaled(&self.tensors, &direction.parts, alphas)?;
         }
         Ok(())
+    }
+
+    /// Copies the originals back, with the guard staying open.
+    fn put_back(&self) -> Result<()> {
+        no_grad(|| {
+            for (tensor, copy) in self.tensors.iter().zip(&self.copies) {
+                tensor.shallow_clone().f_copy_(copy)?;
+            }
+            Ok(())
+        })
     }
 
     /// The copies: the parameters as they were when the guard was opened, in the set's order.

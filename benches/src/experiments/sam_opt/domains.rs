@@ -1,10 +1,11 @@
 //! Protocols A (Handwriting-3) and B (Rotated MNIST) of the specification `sam-opt-da-sam`.
 
-use super::arms::{Method, Tuned};
+use super::arms::Method;
+use super::search::{Score, Tuned};
 use super::sharpness;
 use crate::experiment::{Body, Context, Experiment, Outcome};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use datasets::domains::{self, Domain};
 use rand::seq::SliceRandom;
 use sam_opt::ParamGroup;
@@ -96,7 +97,7 @@ fn metrics(held_out: &[&str]) -> Vec<Metric> {
 }
 
 fn arms(protocol: &Protocol) -> Vec<Arm> {
-    let tuned = Tuned::parse(protocol.tuned).ok();
+    let tuned = Tuned::<Method>::parse(protocol.tuned).ok();
     let note = |arm: &str| tuned.as_ref().and_then(|t| t.note(arm)).unwrap_or_else(|| "not tuned yet".to_owned());
     let twice = "as ERM, with twice the steps: as many passes as SAM";
     vec![
@@ -257,10 +258,8 @@ fn experiment(
 }
 
 fn run_arm(protocol: &Protocol, context: &Context, arm: &str, seed: u64) -> Result<Outcome> {
-    let tuned = Tuned::parse(protocol.tuned)?;
-    if tuned.seeds.contains(&seed) {
-        bail!("Seed {seed} belongs to the search for hyper-parameters and is never evaluated.");
-    }
+    let tuned = Tuned::<Method>::parse(protocol.tuned)?;
+    tuned.check_seed(seed)?;
     let domains = (protocol.load)()?;
     let folds = protocol.held_out.iter().map(|name| {
         let (method, steps) = match arm {
@@ -283,12 +282,6 @@ fn mean_over_folds(folds: &[(&str, Outcome)]) -> Outcome {
         }
     }
     outcome
-}
-
-/// Mean accuracy (percent) and loss (nats) over the validation parts of the source domains.
-pub(super) struct Score {
-    pub(super) accuracy: f64,
-    pub(super) loss: f64,
 }
 
 /// Trains with `held_out` held out and looks at the source domains only: what a search may know.
@@ -438,7 +431,8 @@ impl Trained {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arms::{SEARCHED, Trial};
+    use super::super::arms::SEARCHED;
+    use super::super::search::Trial;
     use super::*;
     use crate::spec::Mode;
     use std::collections::HashSet;
@@ -460,11 +454,11 @@ mod tests {
     #[test]
     fn the_committed_searches_tried_the_whole_grid_for_every_arm_and_fold_and_chose_the_best() {
         for protocol in [&HANDWRITING3, &ROTATED_MNIST] {
-            let tuned = Tuned::parse(protocol.tuned).unwrap();
+            let tuned = Tuned::<Method>::parse(protocol.tuned).unwrap();
             assert_eq!(tuned.searches.len(), SEARCHED.len() * protocol.held_out.len());
             for arm in SEARCHED {
                 for held_out in protocol.held_out {
-                    let search = tuned.searches.iter().find(|s| s.arm == arm && s.held_out == *held_out).unwrap();
+                    let search = tuned.searches.iter().find(|s| s.arm == arm && s.fold == *held_out).unwrap();
                     let tried: Vec<Method> = search.trials.iter().map(|t| t.candidate.clone()).collect();
                     assert_eq!(tried, Method::grid(arm).unwrap(), "{arm}, {held_out} held out");
                     let best = &Trial::best(&search.trials).unwrap().candidate;
@@ -480,7 +474,7 @@ mod tests {
     fn notes_list_the_choices_of_the_folds() {
         for (protocol, folds) in [(&HANDWRITING3, 3), (&ROTATED_MNIST, 2)] {
             for arm in arms(protocol).iter().filter(|arm| SEARCHED.contains(&arm.name.as_str())) {
-                assert!(arm.note.ends_with("chosen for each fold on its source validation among 7"), "{}", arm.note);
+                assert!(arm.note.ends_with("chosen for each fold on validation among 7"), "{}", arm.note);
                 assert_eq!(arm.note.matches(" / ").count(), folds - 1, "{}", arm.note);
             }
         }
@@ -519,8 +513,8 @@ mod tests {
         held_out: &["a", "c"],
         widths: &[4, 10],
         tuned: r#"{"seeds": [9], "searches": [
-            {"arm": "sam", "held_out": "a", "chosen": {"method": "erm", "weight_decay": 0.0}, "trials": []},
-            {"arm": "sam", "held_out": "c", "chosen": {"method": "sam", "rho": 0.5}, "trials": []}]}"#,
+            {"arm": "sam", "fold": "a", "chosen": {"method": "erm", "weight_decay": 0.0}, "trials": []},
+            {"arm": "sam", "fold": "c", "chosen": {"method": "sam", "rho": 0.5}, "trials": []}]}"#,
     };
 
     fn context() -> Context {

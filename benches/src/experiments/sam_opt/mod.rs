@@ -5,6 +5,7 @@ mod cost;
 mod domains;
 mod nets;
 mod peers;
+mod search;
 mod sharpness;
 pub mod tune;
 

@@ -1,6 +1,7 @@
 //! The perturbation δ and the noise it starts from.
 
 use crate::direction::Epsilon;
+use crate::scope::StepSeed;
 use crate::{Error, Result};
 use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamSet, ParamVec, Seed, fused};
@@ -48,7 +49,7 @@ pub(super) struct Noise(Seed);
 
 impl Noise {
     pub(super) fn new(seed: u64, step: u64) -> Self {
-        Self(Seed::new(seed).child("sam-opt.iam").index(step))
+        Self(StepSeed::new(seed, step).noise("iam"))
     }
 
     /// For δ₀ and for random directions.

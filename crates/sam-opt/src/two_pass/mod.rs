@@ -7,7 +7,7 @@ mod state;
 pub use guard::PerturbedGuard;
 
 use crate::base::BaseOptimizer;
-use crate::config::{RhoSchedule, SamConfig};
+use crate::config::{PerturbDirection, RhoSchedule, SamConfig};
 use crate::direction::Perturbed;
 use crate::engine::{Engine, engine_methods};
 use crate::group::{self, ParamGroup};
@@ -70,6 +70,10 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
             let got = format!("on over {}", base.name());
             let expected = "off, or used over Sgd or Adam, whose weight decay is part of the gradient";
             return Err(Error::invalid("perturb_weight_decay", expected, got));
+        }
+        if R::MIXES && R::sam(&config).direction == PerturbDirection::Random {
+            let expected = format!("gradient for {}, whose update needs it", R::NAME);
+            return Err(Error::invalid("direction", expected, "random"));
         }
         let engine = Engine::new(groups, base)?;
         let perturbed = Perturbed::new(&engine.groups, R::sam(&config).adaptive)?;

@@ -2,7 +2,7 @@
 
 use super::TwoPass;
 use crate::base::BaseOptimizer;
-use crate::config::PerturbScope;
+use crate::config::{PerturbDirection, PerturbScope};
 use crate::direction::Perturbed;
 use crate::engine::{Evaluated, Finish, Request};
 use crate::pass::{Pass, PassKind};
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 use std::ops::Range;
 use tensor::params::Scratch;
 use tensor::tch::{Tensor, no_grad};
-use tensor::{ParamVec, RestoreGuard};
+use tensor::{ParamVec, RestoreGuard, fused};
 
 /// What a perturbation was.
 #[derive(Debug, Clone, Copy)]
@@ -103,12 +103,21 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
             stats.grad_norm += share * main.norm() / scale;
             return Ok((main, None));
         };
+        let along_noise = self.sam().direction == PerturbDirection::Random;
+        let gradient_norm = if along_noise { main.norm() / scale } else { f64::NAN };
+        if along_noise {
+            // The gradient's memory becomes the direction; methods that mix it in refuse this setting.
+            let seed = self.engine.step_seed(self.sam().seed).noise("random-direction").index(micros.start as u64);
+            for (i, part) in main.parts().iter().enumerate() {
+                part.as_ref().map_or(Ok(()), |part| fused::fill_normal(part, seed, i as u64))?;
+            }
+        }
         let scratch = self.engine.scratch.take();
         let loss = losses.iter().map(|l| l.value).sum::<f64>() / n;
         // The mix needs `g` later; otherwise its memory becomes the direction.
         let (direction, main) = if R::MIXES { (perturbed.select(&main), Some(main)) } else { (main, None) };
         let (guard, applied) = self.apply(perturbed, direction, loss, *scale, main.is_none(), scratch)?;
-        stats.grad_norm += share * applied.norm;
+        stats.grad_norm += share * if along_noise { gradient_norm } else { applied.norm };
         stats.epsilon_norm += share * applied.length;
         stats.rho += share * applied.rho;
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 pub mod iam;
+pub mod training;
 
 use sam_opt::tensor::tch::{Kind, Tensor, no_grad};
 use sam_opt::{ParamGroup, Pass};
