@@ -3,6 +3,7 @@
 use super::arms::{Method, SEARCHED};
 use super::domains::{HANDWRITING3, Protocol, ROTATED_MNIST, STEPS, source_validation};
 use super::search::run_search;
+use super::{iam_few, iam_fixmatch, iam_parity};
 use crate::experiment::Context;
 use anyhow::{Context as _, Result, bail};
 
@@ -14,6 +15,9 @@ pub fn tune(context: &Context, experiment: &str) -> Result<String> {
     match experiment {
         "handwriting3" => over_domains(context, &HANDWRITING3),
         "rotated-mnist" => over_domains(context, &ROTATED_MNIST),
+        "few-labels" => iam_few::search(context),
+        "fixmatch-digits" => iam_fixmatch::search(context),
+        "supervised-parity" => iam_parity::search(context),
         other => bail!("\"{other}\" has no search."),
     }
 }
