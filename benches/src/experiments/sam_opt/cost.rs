@@ -6,7 +6,7 @@ use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::Result;
 use sam_opt::base::step_on;
-use sam_opt::{Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use sam_opt::{DaSam, DaSamConfig, Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
 
 const METRIC: &str = "step";
 
@@ -20,6 +20,8 @@ pub(super) fn experiment() -> Experiment {
             ("asam", "ASAM", Role::Method),
             ("gsam", "GSAM", Role::Method),
             ("sagm", "SAGM", Role::Method),
+            ("das", "DAS alone", Role::Method),
+            ("da-sam", "DA-SAM (M 4)", Role::Method),
             ("passes", "Two passes alone", Role::Reference),
         ] {
             let note = if net == "small" { "64-128-128-10, batch 64" } else { "784-2048-2048-2048-10, batch 256" };
@@ -75,6 +77,27 @@ pub(super) fn experiment() -> Experiment {
                     Test::RatioAtMost(1.111),
                 ),
                 claim(
+                    "da-sam-large",
+                    "A DA-SAM step with four directions costs at most 1.75 SAM steps (large network).",
+                    "da-sam large",
+                    "sam large",
+                    Test::RatioAtMost(1.75),
+                ),
+                claim(
+                    "da-sam-small",
+                    "A DA-SAM step with four directions costs at most 1.75 SAM steps (small network).",
+                    "da-sam small",
+                    "sam small",
+                    Test::RatioAtMost(1.75),
+                ),
+                claim(
+                    "das-large",
+                    "A step of DAS alone costs at most 1.05 SAM steps (large network).",
+                    "das large",
+                    "sam large",
+                    Test::RatioAtMost(1.05),
+                ),
+                claim(
                     "gsam-large",
                     "A GSAM step costs at most 2.15 SGD steps (large network).",
                     "gsam large",
@@ -102,7 +125,7 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
 }
 
 fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
-    let models: Vec<Model> = (0..7).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
+    let models: Vec<Model> = (0..9).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
     let base = || Sgd::with_momentum(0.01, 0.9);
     let arm = |key: &str| format!("{key} {}", net.name);
     let mut candidates = vec![base_alone(&arm("sgd"), net, &models[0])?];
@@ -129,7 +152,16 @@ fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
         sagm.step(model.closure())?;
         Ok(())
     }));
-    let (params, model) = (models[6].params()?, &models[6]);
+    for (key, config, model) in
+        [("das", DaSamConfig::das_only(0.05), &models[6]), ("da-sam", DaSamConfig::da_sam(0.05), &models[7])]
+    {
+        let mut da_sam = DaSam::new(vec![model.group()], base(), config)?;
+        candidates.push(Candidate::new(&arm(key), net.steps, move || {
+            da_sam.step(|_| Ok(model.domain_losses()))?;
+            Ok(())
+        }));
+    }
+    let (params, model) = (models[8].params()?, &models[8]);
     candidates.push(Candidate::new(&arm("passes"), net.steps, move || {
         for _ in 0..2 {
             std::hint::black_box(params.gradient(&model.loss())?);

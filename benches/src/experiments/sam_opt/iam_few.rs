@@ -248,7 +248,8 @@ fn validation(context: &Context, digits: Digits, candidate: &Method, seed: u64) 
 /// The sweeps: one setting of IAM-D varied around the search's choice, on optdigits.
 pub(super) fn sweeps() -> Vec<Experiment> {
     let describe = |name: &str, title: &str, run: fn(&Context, &str, u64) -> Result<Outcome>| {
-        let arms = sweep(name).into_iter().enumerate().map(|(i, (arm, _))| {
+        let any = Iam::new(Form::D, 0.5, 1.0);
+        let arms = sweep(name, &any).into_iter().enumerate().map(|(i, (arm, _))| {
             let role = if i == 0 { Role::Method } else { Role::Ablation };
             Arm::new(&arm, &arm, role, "all else as IAM-D in few-labels-digits")
         });
@@ -281,27 +282,22 @@ pub(super) fn sweeps() -> Vec<Experiment> {
     ]
 }
 
-/// Arms of a sweep with what each changes.
-fn sweep(name: &str) -> Vec<(String, Box<dyn Fn(&mut Iam)>)> {
-    let mut arms: Vec<(String, Box<dyn Fn(&mut Iam)>)> = Vec::new();
+/// Arms of a sweep around a setting, which comes first.
+fn sweep(name: &str, around: &Iam) -> Vec<(String, Iam)> {
+    let iam = || around.clone();
     match name {
         "iam-inner-steps" => {
-            for k in [1, 2, 3, 5] {
-                arms.push((format!("K {k}"), Box::new(move |iam| iam.inner_steps = k)));
-            }
+            [1, 2, 3, 5].map(|inner_steps| (format!("K {inner_steps}"), Iam { inner_steps, ..iam() })).into()
         }
         "iam-noise-scale" => {
-            for sigma in [1.0, 0.001, 0.01, 0.1, 3.0, 10.0] {
-                arms.push((format!("σ {sigma}"), Box::new(move |iam| iam.noise_scale = sigma)));
-            }
+            let scales = [1.0, 0.001, 0.01, 0.1, 3.0, 10.0];
+            scales.map(|noise_scale| (format!("σ {noise_scale}"), Iam { noise_scale, ..iam() })).into()
         }
         "iam-refresh" => {
-            for every in [1, 2, 5, 10] {
-                arms.push((format!("every {every}"), Box::new(move |iam| iam.refresh_every = every)));
-            }
+            [1, 2, 5, 10].map(|refresh_every| (format!("every {refresh_every}"), Iam { refresh_every, ..iam() })).into()
         }
         _ => {
-            for (rho, beta) in [
+            let pairs = [
                 (0.5, 1.0),
                 (0.1, 0.1),
                 (0.1, 1.0),
@@ -311,21 +307,17 @@ fn sweep(name: &str) -> Vec<(String, Box<dyn Fn(&mut Iam)>)> {
                 (0.5, 10.0),
                 (1.0, 0.1),
                 (1.0, 1.0),
-            ] {
-                let change = move |iam: &mut Iam| (iam.rho, iam.beta) = (rho, beta);
-                arms.push((format!("ρ {rho} β {beta}"), Box::new(change)));
-            }
+            ];
+            pairs.map(|(rho, beta)| (format!("ρ {rho} β {beta}"), Iam { rho, beta, ..iam() })).into()
         }
     }
-    arms
 }
 
 fn run_sweep(name: &str, context: &Context, arm: &str, seed: u64) -> Result<Outcome> {
     tuned()?.check_seed(seed)?;
-    let mut iam = chosen_d(Digits::Opt)?;
-    let arms = sweep(name);
-    let (_, change) = arms.iter().find(|(known, _)| known == arm).with_context(|| format!("no arm \"{arm}\""))?;
-    change(&mut iam);
+    let arms = sweep(name, &chosen_d(Digits::Opt)?);
+    let found = arms.into_iter().find(|(known, _)| known == arm);
+    let (_, iam) = found.with_context(|| format!("no arm \"{arm}\""))?;
     evaluate(Digits::Opt, context, &Method::Iam(iam), seed)
 }
 

@@ -232,7 +232,7 @@ pub(super) struct Trained {
 
 /// One of the optimizers.
 enum Optimizer {
-    Sam(Sam<Sgd>),
+    Sam(Box<Sam<Sgd>>),
     Iam(Box<Iam<Sgd>>),
 }
 
@@ -249,8 +249,9 @@ pub(super) fn train(
     let store = VarStore::new(context.device);
     let net = he_network(&store, widths, seed.child("init"))?;
     let groups = || vec![ParamGroup::from_var_store(&store)];
-    let sam =
-        |config: SamConfig, decay| Ok::<_, anyhow::Error>(Optimizer::Sam(Sam::new(groups(), sgd(decay), config)?));
+    let sam = |config: SamConfig, decay| {
+        Ok::<_, anyhow::Error>(Optimizer::Sam(Box::new(Sam::new(groups(), sgd(decay), config)?)))
+    };
     let mut optimizer = match method {
         Method::Sgd { weight_decay } => sam(SamConfig::sam(0.0), *weight_decay)?,
         Method::Sam { rho } => sam(SamConfig::sam(*rho), DECAY)?,

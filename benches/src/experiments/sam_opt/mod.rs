@@ -15,14 +15,19 @@ mod nets;
 mod peer;
 mod peers;
 mod search;
-mod sharpness;
 pub mod tune;
 
 use crate::experiment::Experiment;
 
 /// The experiments of the crate.
 pub fn experiments() -> Vec<Experiment> {
-    let mut all = vec![domains::handwriting3(), domains::rotated_mnist(), cost::experiment(), peers::experiment()];
+    let mut all = vec![
+        domains::handwriting3(),
+        domains::rotated_mnist(),
+        domains::ablations(),
+        cost::experiment(),
+        peers::experiment(),
+    ];
     all.extend([
         iam_few::mnist(),
         iam_few::digits(),

@@ -1,9 +1,9 @@
 //! The networks on which steps are timed.
 
 use anyhow::Result;
-use sam_opt::{ParamGroup, Pass};
+use sam_opt::{DomainId, DomainLosses, ParamGroup, Pass};
 use tensor::ParamSet;
-use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
+use tensor::tch::{Device, Kind, Reduction, Tensor, nn::VarStore};
 
 /// A network, a batch size and how many steps make a round of timing.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +53,14 @@ impl Model {
 
     pub(super) fn params(&self) -> Result<ParamSet> {
         Ok(ParamSet::from_var_store(&self.store)?)
+    }
+
+    /// The losses of two domains, every other sample each.
+    pub(super) fn domain_losses(&self) -> DomainLosses {
+        let log_p = self.logits(None).log_softmax(-1, Kind::Float);
+        let losses = log_p.nll_loss_nd(&self.y, None::<Tensor>, Reduction::None, -100);
+        let domains = (0..self.y.size()[0] as u32).map(|i| DomainId(i % 2)).collect();
+        DomainLosses::PerSample { losses, domains }
     }
 
     /// The logits, with the weights that a pass gives where it gives any.
