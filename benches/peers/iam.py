@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, log_softmax
 
 NETS = {"small": ([64, 128, 128, 10], 64), "large": ([784, 2048, 2048, 2048, 10], 256)}
-RHO, BETA, SIGMA = 0.1, 1.0, 1.0
+RHO, BETA, SIGMA = 0.05, 1.0, 1.0
 
 
 def wave(count, scale, phase):

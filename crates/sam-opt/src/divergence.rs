@@ -23,8 +23,9 @@ pub(crate) fn kl(log_p: &Tensor, log_q: &Tensor) -> Result<Tensor> {
 
 /// The value of [`kl`], summed in f64 and clamped at 0, below which only rounding leads.
 pub(crate) fn kl_value(log_p: &Tensor, log_q: &Tensor) -> Result<f64> {
-    let (log_p, log_q) = (log_p.detach().to_kind(Kind::Double), log_q.detach().to_kind(Kind::Double));
-    Ok(kl(&log_p, &log_q)?.f_double_value(&[])?.max(0.0))
+    let (log_p, log_q) = (log_p.detach(), log_q.detach());
+    let sum = log_p.f_exp()?.f_mul(&log_p.f_sub(&log_q)?)?.f_sum(Kind::Double)?.f_double_value(&[])?;
+    Ok((sum / log_p.size()[0] as f64).max(0.0))
 }
 
 /// `−(1/b) Σ_i Σ_c p_ic log q_ic`: as a function of q it is the divergence up to a constant.

@@ -69,7 +69,7 @@ pub(super) fn experiment() -> Experiment {
                 step of IAM-D costs beyond them is noise, norms, shifts, divergences and the base step."
                 .into(),
             data: vec![],
-            kind: Kind::Core,
+            kind: Kind::FullOnly,
             metrics: vec![Metric::new(METRIC, "time of a step", "ms", Direction::Lower, 3)],
             arms,
             claims,

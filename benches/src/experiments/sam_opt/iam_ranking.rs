@@ -235,7 +235,7 @@ mod tests {
         let network = |i: usize| {
             let gap = ((i * 7) % 20) as f64;
             Network {
-                noisy: i % 4 == 0,
+                noisy: i.is_multiple_of(4),
                 gap,
                 test_error: -gap,
                 measures: [gap, -gap, i as f64, gap * gap, 1.0 / (1.0 + i as f64)],

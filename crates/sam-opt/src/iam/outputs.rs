@@ -71,6 +71,7 @@ impl Outputs {
     pub(crate) fn signal(&self, other: &Outputs) -> Result<f64> {
         let epsilon = if self.log_p.kind() == Kind::Double { f64::EPSILON } else { f64::from(f32::EPSILON) };
         let difference = self.log_p.detach().f_exp()?.f_sub(&other.log_p.detach().f_exp()?)?;
-        Ok(difference.to_kind(Kind::Double).norm().f_double_value(&[])? / ((self.rows() as f64).sqrt() * epsilon))
+        let squares = difference.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
+        Ok((squares / self.rows() as f64).sqrt() / epsilon)
     }
 }
