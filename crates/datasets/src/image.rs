@@ -97,6 +97,79 @@ pub fn rotate(images: &Array3<f32>, degrees: f64) -> Result<Array3<f32>> {
     }
     let (_, h, w) = images.dim();
     let mut result = Array3::zeros(images.raw_dim());
+    turn(h, w, degrees, |(row, column), (r, c), weight| {
+        let source = images.slice(s![.., r, c]);
+        result.slice_mut(s![.., row, column]).scaled_add(weight, &source);
+    });
+    Ok(result)
+}
+
+/// As [`rotate`], each image by its own angle.
+///
+/// # Errors
+/// [`Error::BadArgument`] if there isn't one finite angle for every image.
+pub fn rotate_each(images: &Array3<f32>, degrees: &[f64]) -> Result<Array3<f32>> {
+    let (n, h, w) = images.dim();
+    one_each("degrees", n, degrees.len())?;
+    if let Some(angle) = degrees.iter().find(|angle| !angle.is_finite()) {
+        return Err(Error::argument("degrees", format!("finite angles in degrees were expected, but {angle} came")));
+    }
+    let mut result = Array3::zeros(images.raw_dim());
+    for ((source, mut target), &angle) in images.outer_iter().zip(result.outer_iter_mut()).zip(degrees) {
+        turn(h, w, angle, |to, from, weight| target[to] += weight * source[from]);
+    }
+    Ok(result)
+}
+
+/// Moves each image by its own whole numbers of rows (down) and columns (right). What comes from outside is 0, what leaves
+/// is lost.
+///
+/// # Errors
+/// [`Error::BadArgument`] if there isn't one pair for every image.
+pub fn shift_each(images: &Array3<f32>, by: &[(i32, i32)]) -> Result<Array3<f32>> {
+    let (n, h, w) = images.dim();
+    one_each("by", n, by.len())?;
+    let mut result = Array3::zeros(images.raw_dim());
+    // Where `size` pixels moved by `by` land, and where those come from.
+    let overlap = |size: usize, by: i32| {
+        let far = (by.unsigned_abs() as usize).min(size);
+        if by >= 0 { (far..size, 0..size - far) } else { (0..size - far, far..size) }
+    };
+    for ((source, mut target), &(down, right)) in images.outer_iter().zip(result.outer_iter_mut()).zip(by) {
+        let ((rows, from_rows), (columns, from_columns)) = (overlap(h, down), overlap(w, right));
+        target.slice_mut(s![rows, columns]).assign(&source.slice(s![from_rows, from_columns]));
+    }
+    Ok(result)
+}
+
+/// Sets a square of `size × size` pixels to `value` in each image, with its upper left corner at its own row and column;
+/// the part of a square that lies outside is ignored.
+///
+/// # Errors
+/// [`Error::BadArgument`] if there isn't one corner for every image.
+pub fn cut_out_each(images: &Array3<f32>, corners: &[(i32, i32)], size: usize, value: f32) -> Result<Array3<f32>> {
+    let (n, h, w) = images.dim();
+    one_each("corners", n, corners.len())?;
+    let mut result = images.as_standard_layout().into_owned();
+    let inside = |start: i64, limit: usize| {
+        let clip = |at: i64| at.clamp(0, limit as i64) as usize;
+        clip(start)..clip(start + size as i64)
+    };
+    for (mut image, &(row, column)) in result.outer_iter_mut().zip(corners) {
+        image.slice_mut(s![inside(row.into(), h), inside(column.into(), w)]).fill(value);
+    }
+    Ok(result)
+}
+
+fn one_each(argument: &'static str, images: usize, came: usize) -> Result<()> {
+    if images == came {
+        return Ok(());
+    }
+    Err(Error::argument(argument, format!("one for each of the {images} images was expected, but {came} came")))
+}
+
+/// Calls `add(to, from, weight)` for every pixel of a turned image and the old pixels that it is made of.
+fn turn(h: usize, w: usize, degrees: f64, mut add: impl FnMut((usize, usize), (usize, usize), f32)) {
     let (sin, cos) = sin_cos(degrees);
     let (middle_row, middle_column) = ((h as f64 - 1.0) / 2.0, (w as f64 - 1.0) / 2.0);
     for row in 0..h {
@@ -109,14 +182,12 @@ pub fn rotate(images: &Array3<f32>, degrees: f64) -> Result<Array3<f32>> {
                 for (c, weight_c) in neighbours(source_column, w) {
                     let weight = (weight_r * weight_c) as f32;
                     if weight != 0.0 {
-                        let source = images.slice(s![.., r, c]);
-                        result.slice_mut(s![.., row, column]).scaled_add(weight, &source);
+                        add((row, column), (r, c), weight);
                     }
                 }
             }
         }
     }
-    Ok(result)
 }
 
 /// The two whole positions beside `at` with their weights, as far as they lie in `0..size`.
@@ -186,5 +257,47 @@ mod tests {
         assert_eq!(rotate(&image, 180.0).unwrap(), arr3(&[[[4.0, 3.0], [2.0, 1.0]]]));
         assert_eq!(rotate(&image, -90.0).unwrap(), rotate(&image, 270.0).unwrap());
         assert!(rotate(&image, f64::NAN).is_err());
+    }
+
+    #[test]
+    fn each_image_is_turned_as_all_are_by_its_angle() {
+        let images = Array3::from_shape_fn((3, 4, 4), |(i, r, c)| (i * 16 + r * 4 + c) as f32);
+        let angles = [0.0, 90.0, 17.5];
+        let turned = rotate_each(&images, &angles).unwrap();
+        for (i, angle) in angles.into_iter().enumerate() {
+            assert_eq!(turned.slice(s![i, .., ..]), rotate(&images, angle).unwrap().slice(s![i, .., ..]));
+        }
+        assert!(rotate_each(&images, &angles[..2]).is_err());
+        assert!(rotate_each(&images, &[0.0, 0.0, f64::INFINITY]).is_err());
+    }
+
+    #[test]
+    fn a_shift_moves_down_and_right_and_loses_what_leaves() {
+        let image = arr3(&[[[1.0, 2.0], [3.0, 4.0]]]);
+        let by = |down, right| shift_each(&image, &[(down, right)]).unwrap();
+        assert_eq!(by(0, 0), image);
+        assert_eq!(by(1, 0), arr3(&[[[0.0, 0.0], [1.0, 2.0]]]));
+        assert_eq!(by(0, -1), arr3(&[[[2.0, 0.0], [4.0, 0.0]]]));
+        assert_eq!(by(-1, 1), arr3(&[[[0.0, 3.0], [0.0, 0.0]]]));
+        assert_eq!(by(5, i32::MIN), Array3::<f32>::zeros((1, 2, 2)));
+        let two = ndarray::concatenate![Axis(0), image, image];
+        let each = shift_each(&two, &[(1, 0), (0, 0)]).unwrap();
+        assert_eq!(each, ndarray::concatenate![Axis(0), by(1, 0), image]);
+        assert!(shift_each(&two, &[(1, 0)]).is_err());
+    }
+
+    #[test]
+    fn a_cut_out_covers_its_square_as_far_as_it_lies_inside() {
+        let image = Array3::from_elem((2, 3, 3), 1.0);
+        let cut = cut_out_each(&image, &[(1, 1), (-1, 2)], 2, 0.5).unwrap();
+        assert_eq!(
+            cut,
+            arr3(&[
+                [[1.0, 1.0, 1.0], [1.0, 0.5, 0.5], [1.0, 0.5, 0.5]],
+                [[1.0, 1.0, 0.5], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+            ])
+        );
+        assert_eq!(cut_out_each(&image, &[(9, 9), (i32::MIN, 0)], 2, 0.5).unwrap(), image);
+        assert!(cut_out_each(&image, &[(0, 0)], 2, 0.5).is_err());
     }
 }

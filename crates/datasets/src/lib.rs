@@ -5,7 +5,7 @@
 //! - [`optdigits`], [`mnist10k`], [`mfeat`], [`fashion`], [`diabetes`]: the sets
 //! - [`Images`], [`Labeled`]: what they return
 //! - [`split`]: seeded, stratified parts
-//! - [`image`]: crop, resample, pool, rotate
+//! - [`image`]: crop, resample, pool, rotate, shift, cut out
 //! - [`domains`]: Handwriting-3, Rotated MNIST, leave one domain out
 //! - [`catalog`], [`cache`]: where the sets come from and where they lie
 //! - [`idx`]: the file format of the MNIST family

@@ -275,6 +275,11 @@ pub(crate) struct Evaluated {
 impl Evaluated {
     /// Checks what a closure returned: one finite number, with a graph unless it is a probe.
     pub(crate) fn new(loss: Tensor, pass: PassKind) -> Result<Self> {
+        Self::checked(loss, pass, !matches!(pass, PassKind::Probe(_)))
+    }
+
+    /// As [`new`](Self::new), told whether a graph is needed.
+    pub(crate) fn checked(loss: Tensor, pass: PassKind, graph: bool) -> Result<Self> {
         if loss.numel() != 1 {
             return Err(Error::LossShape { pass, got: loss.size() });
         }
@@ -282,7 +287,7 @@ impl Evaluated {
         if !value.is_finite() {
             return Err(Error::NonFinite { what: "loss", pass, value });
         }
-        if !loss.requires_grad() && !matches!(pass, PassKind::Probe(_)) {
+        if graph && !loss.requires_grad() {
             return Err(Error::Detached { pass });
         }
         Ok(Self { loss, value })

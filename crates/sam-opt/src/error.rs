@@ -163,6 +163,70 @@ pub enum Error {
         /// Its value.
         value: f64,
     },
+    /// A weight of the penalty that is negative or not finite.
+    #[error("beta is {beta}, but the weight of the penalty must be finite and at least 0 (0 is the base optimizer).")]
+    InvalidBeta {
+        /// The value.
+        beta: f64,
+    },
+    /// No inner step at all.
+    #[error("inner_steps is 0, but the search for the direction needs at least 1 step (the paper trains with 1).")]
+    InvalidInnerSteps,
+    /// Nothing to train.
+    #[error("No parameter of the groups is trainable: pass tensors that require gradients.")]
+    NoParams,
+    /// Logits that aren't a table of two or more classes.
+    #[error(
+        "The closure returned logits of shape {got:?} in the {pass} pass, but [batch, classes] with at least 2 classes was expected. A head with a single logit z becomes two columns by `Tensor::cat(&[z.zeros_like(), z], 1)` (with z of shape [batch, 1])."
+    )]
+    BadLogitsShape {
+        /// The pass.
+        pass: PassKind,
+        /// The shape that came.
+        got: Vec<i64>,
+    },
+    /// A batch without inputs.
+    #[error("The closure returned logits of an empty batch in the {pass} pass: skip steps that have no inputs.")]
+    EmptyBatch {
+        /// The pass.
+        pass: PassKind,
+    },
+    /// Logits of another number of inputs than before.
+    #[error(
+        "The closure returned logits of {got} inputs in the {pass} pass, but of {first} in the first pass of the step: use the same inputs in every pass of a step."
+    )]
+    BatchSizeChanged {
+        /// The pass.
+        pass: PassKind,
+        /// Inputs of the first pass.
+        first: i64,
+        /// Inputs of this pass.
+        got: i64,
+    },
+    /// The logits have no graph.
+    #[error(
+        "The closure returned detached logits in the {pass} pass: compute them without `no_grad` and `detach`, in a fresh forward pass. (From detached logits half of the penalty's gradient would be lost.)"
+    )]
+    DetachedLogits {
+        /// The pass.
+        pass: PassKind,
+    },
+    /// The closure handed out the logits of an earlier pass.
+    #[error(
+        "The closure returned the logits of an earlier pass again in the {pass} pass: run a fresh forward pass each time it is called."
+    )]
+    StaleLogits {
+        /// The pass.
+        pass: PassKind,
+    },
+    /// The functional form was asked for, but the model doesn't read its weights through the pass.
+    #[error(
+        "The logits of the {pass} pass don't depend on the weights that `Pass::param` gives: read every weight through it, or use `form: split`."
+    )]
+    OverridesIgnored {
+        /// The pass.
+        pass: PassKind,
+    },
     /// The parameters are perturbed already.
     #[error("The parameter \"{name}\" is perturbed already: finish or drop the open guard first.")]
     NestedPerturbation {

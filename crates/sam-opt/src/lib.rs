@@ -8,10 +8,13 @@ pub mod baselines;
 mod config;
 mod da_sam;
 mod direction;
+mod divergence;
 mod domain;
 mod engine;
 mod error;
 mod group;
+mod iam;
+pub mod measures;
 mod pass;
 mod quant;
 mod rule;
@@ -34,6 +37,11 @@ pub use da_sam::{AmdfConfig, DaSam, DaSamConfig, DaSamStats, DasRule, OuterMode,
 pub use domain::{DomainFold, DomainId, DomainLosses, DomainSampler, LeaveOneDomainOut};
 pub use error::{Error, Result};
 pub use group::{ParamGroup, buffers};
+pub use iam::{
+    DirectionAudit, EmaGuard, Iam, IamConfig, IamDirection, IamStats, IamVariant, InconsistencyOpts,
+    InconsistencyReport, MaskReduction, MaskStats, PenaltyForm, PenaltyGradient, WeightEma, audit_direction,
+    fisher_top_eig, fisher_vector_product, fixmatch_loss, local_inconsistency,
+};
 pub use pass::{Pass, PassKind};
 pub use quant::FakeQuant;
 pub use rule::{GsamRule, Rule, SagmRule, SamRule};

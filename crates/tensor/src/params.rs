@@ -181,6 +181,28 @@ impl ParamSet {
         Ok(guard)
     }
 
+    /// Adds `alpha` times standard normal numbers, those of [`normal`](Self::normal) with this seed, under a guard.
+    /// The numbers are made in the parameters' own memory, so no third copy of them is needed.
+    ///
+    /// # Errors
+    /// [`Error::NestedPerturbation`] as [`guard`](Self::guard); what libtorch reports.
+    pub fn perturb_normal(&self, alpha: f64, seed: Seed, scratch: Option<Scratch>) -> Result<RestoreGuard> {
+        let mut guard = RestoreGuard::open(self, scratch)?;
+        guard.fill()?;
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            fused::fill_normal(tensor, seed, i as u64)?;
+        }
+        let tensors: Vec<&Tensor> = self.tensors.iter().collect();
+        let copies: Vec<&Tensor> = guard.copies.iter().collect();
+        let alpha32 = alpha as f32;
+        if !fused::update([&tensors], [&copies], |_, [w], [copy]| *w = copy + alpha32 * *w) {
+            let noise: Vec<Option<Tensor>> = no_grad(|| tensors.iter().map(|t| Some(t.detach().copy())).collect());
+            guard.put_back()?;
+            add_scaled(&self.tensors, &noise, &vec![alpha; self.len()])?;
+        }
+        Ok(guard)
+    }
+
     fn check_factors(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
         self.check(direction)?;
         if alphas.len() == self.len() {
@@ -531,6 +553,48 @@ impl RestoreGuard {
     fn copy_and_add_plain(&mut self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
         self.fill()?;
         add_scaled(&self.tensors, &direction.parts, alphas)
+    }
+
+    /// Moves the parameters to `original_i + alpha_i · direction_i`, wherever they are now; a parameter whose part is
+    /// `None` is put back to its original.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the numbers of factors, parts and parameters differ; a part of another shape is
+    /// what libtorch reports.
+    pub fn shift(&self, alphas: &[f64], direction: &ParamVec) -> Result<()> {
+        if alphas.len() != self.tensors.len() || direction.parts.len() != self.tensors.len() {
+            let got = format!("{} factors and {} parts", alphas.len(), direction.parts.len());
+            return Err(Error::invalid("the direction", format!("{} of each", self.tensors.len()), got));
+        }
+        let (mut tensors, mut copies, mut parts, mut factors) = (vec![], vec![], vec![], vec![]);
+        for (i, part) in direction.parts.iter().enumerate() {
+            let (tensor, copy) = (&self.tensors[i], &self.copies[i]);
+            match part {
+                Some(part) => {
+                    tensors.push(tensor);
+                    copies.push(copy);
+                    parts.push(part);
+                    factors.push(alphas[i]);
+                }
+                None => no_grad(|| tensor.shallow_clone().f_copy_(copy))?,
+            }
+        }
+        let narrow: Vec<f32> = factors.iter().map(|&a| a as f32).collect();
+        if !fused::update([&tensors], [&copies, &parts], |i, [w], [copy, d]| *w = copy + narrow[i] * d) {
+            self.put_back()?;
+            add_scaled(&self.tensors, &direction.parts, alphas)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the originals back, with the guard staying open.
+    fn put_back(&self) -> Result<()> {
+        no_grad(|| {
+            for (tensor, copy) in self.tensors.iter().zip(&self.copies) {
+                tensor.shallow_clone().f_copy_(copy)?;
+            }
+            Ok(())
+        })
     }
 
     /// The copies: the parameters as they were when the guard was opened, in the set's order.

@@ -210,3 +210,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn noise_under_a_guard_and_shifts_are_the_same_in_every_layout_and_kind() {
+    let start = Tensor::arange(12, (Kind::Float, Device::Cpu)).sin().reshape([3, 4]);
+    let run = |w: Tensor| {
+        let set = ParamSet::new([("w".to_owned(), w.shallow_clone()), ("b".to_owned(), w.get(0).copy())]).unwrap();
+        let before = set.snapshot();
+        let guard = set.perturb_normal(0.5, Seed::new(3), None).unwrap();
+        let mut seen = Vec::<f64>::try_from(w.to_kind(Kind::Double).contiguous().reshape([-1])).unwrap();
+        let noise = set.normal(Seed::new(3)).unwrap();
+        // From wherever the parameters are; without a part back to the original.
+        guard
+            .shift(&[-2.0, 1.0], &ParamVec::new(vec![noise.parts()[0].as_ref().map(Tensor::shallow_clone), None]))
+            .unwrap();
+        seen.extend(Vec::<f64>::try_from(w.to_kind(Kind::Double).contiguous().reshape([-1])).unwrap());
+        assert_eq!(set.tensors()[1], *before.parts()[1].as_ref().unwrap());
+        assert!(guard.shift(&[1.0], &noise).is_err());
+        drop(guard);
+        assert_eq!(set.tensors()[0], *before.parts()[0].as_ref().unwrap());
+        seen
+    };
+    let dense = run(start.copy());
+    for other in [run(start.tr().contiguous().tr()), run(start.to_kind(Kind::Double))] {
+        assert!(dense.iter().zip(&other).all(|(a, b)| (a - b).abs() < 1e-6), "{dense:?} {other:?}");
+    }
+    assert!((dense[0] - f64::from(Seed::new(3).normal(1)[0]) * 0.5).abs() < 1e-6, "sin 0 plus half the noise");
+}

@@ -1,8 +1,16 @@
-//! sam-opt: domain shift on real digits, cost of a step, the Python peer; S-Adam's experiments.
+//! sam-opt: DA-SAM over domains, IAM with few labels, S-Adam over learning rates; the cost of a step; the Python peers.
 
 mod arms;
 mod cost;
 mod domains;
+mod iam_arms;
+mod iam_cost;
+mod iam_few;
+mod iam_fixmatch;
+mod iam_parity;
+mod iam_peers;
+mod iam_ranking;
+mod iam_train;
 mod nets;
 mod peer;
 mod peers;
@@ -21,7 +29,7 @@ use crate::experiment::Experiment;
 
 /// The experiments of the crate.
 pub fn experiments() -> Vec<Experiment> {
-    vec![
+    let mut all = vec![
         domains::handwriting3(),
         domains::rotated_mnist(),
         domains::ablations(),
@@ -35,5 +43,14 @@ pub fn experiments() -> Vec<Experiment> {
         s_adam_peers::experiment(),
         s_adam_ablations::experiment(),
         s_adam_ablations::cnn(),
-    ]
+        iam_few::mnist(),
+        iam_few::digits(),
+        iam_fixmatch::experiment(),
+        iam_ranking::experiment(),
+        iam_parity::experiment(),
+        iam_cost::experiment(),
+        iam_peers::experiment(),
+    ];
+    all.extend(iam_few::sweeps());
+    all
 }

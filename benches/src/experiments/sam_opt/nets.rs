@@ -18,7 +18,7 @@ pub(super) const SMALL: Net = Net { name: "small", widths: &[64, 128, 128, 10], 
 pub(super) const LARGE: Net = Net { name: "large", widths: &[784, 2048, 2048, 2048, 10], batch: 256, steps: 1 };
 
 /// The numbers that both sides of a comparison start from.
-fn wave(count: i64, scale: f64, phase: f64) -> Tensor {
+pub(super) fn wave(count: i64, scale: f64, phase: f64) -> Tensor {
     let index = Tensor::arange(count, (Kind::Double, Device::Cpu));
     ((index * 0.7 + phase).sin() * scale).to_kind(Kind::Float)
 }
@@ -59,28 +59,36 @@ impl Model {
         Ok(ParamSet::from_var_store(&self.store)?)
     }
 
-    pub(super) fn loss(&self) -> Tensor {
-        self.logits().cross_entropy_for_logits(&self.y)
-    }
-
     /// The losses of two domains, every other sample each.
     pub(super) fn domain_losses(&self) -> DomainLosses {
-        let log_p = self.logits().log_softmax(-1, Kind::Float);
+        let log_p = self.logits(None).log_softmax(-1, Kind::Float);
         let losses = log_p.nll_loss_nd(&self.y, None::<Tensor>, Reduction::None, -100);
         let domains = (0..self.y.size()[0] as u32).map(|i| DomainId(i % 2)).collect();
         DomainLosses::PerSample { losses, domains }
     }
 
-    fn logits(&self) -> Tensor {
+    /// The logits, with the weights that a pass gives where it gives any.
+    pub(super) fn logits(&self, pass: Option<&Pass<'_>>) -> Tensor {
         let last = self.layers.len() - 1;
         let mut hidden = self.x.shallow_clone();
         for (i, (weight, bias)) in self.layers.iter().enumerate() {
-            hidden = hidden.linear(weight, Some(bias));
+            let given = |what: &str| pass.and_then(|pass| pass.param(&format!("{i}.{what}")));
+            let (other_weight, other_bias) = (given("weight"), given("bias"));
+            hidden = hidden.linear(other_weight.as_ref().unwrap_or(weight), Some(other_bias.as_ref().unwrap_or(bias)));
             if i < last {
                 hidden = hidden.relu();
             }
         }
         hidden
+    }
+
+    /// The main loss of logits.
+    pub(super) fn loss_of(&self, logits: &Tensor) -> Tensor {
+        logits.cross_entropy_for_logits(&self.y)
+    }
+
+    pub(super) fn loss(&self) -> Tensor {
+        self.loss_of(&self.logits(None))
     }
 
     pub(super) fn closure(&self) -> impl FnMut(&Pass<'_>) -> sam_opt::Result<Tensor> + '_ {

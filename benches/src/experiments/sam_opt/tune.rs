@@ -4,6 +4,7 @@ use super::arms::{Method, SEARCHED};
 use super::domains::{HANDWRITING3, Protocol, ROTATED_MNIST, STEPS, source_validation};
 use super::s_adam_curves;
 use super::search::run_search;
+use super::{iam_few, iam_fixmatch, iam_parity};
 use crate::experiment::Context;
 use anyhow::{Context as _, Result, bail};
 
@@ -18,6 +19,9 @@ pub fn tune(context: &Context, experiment: &str) -> Result<String> {
         "noisy-batches" => s_adam_curves::search(context, &s_adam_curves::NOISY),
         "qat-2bit" => s_adam_curves::search(context, &s_adam_curves::QAT2),
         "qat-4bit" => s_adam_curves::search(context, &s_adam_curves::QAT4),
+        "few-labels" => iam_few::search(context),
+        "fixmatch-digits" => iam_fixmatch::search(context),
+        "supervised-parity" => iam_parity::search(context),
         other => bail!("\"{other}\" has no search."),
     }
 }

@@ -1,6 +1,7 @@
 //! Small problems that the tests share.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod iam;
 pub mod training;
 
 use sam_opt::tensor::tch::{Kind, Tensor, no_grad};
