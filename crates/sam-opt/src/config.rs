@@ -14,7 +14,7 @@ pub enum AsamScope {
     All,
 }
 
-/// Adaptive SAM [prior work: Kwon et al. 2021]: `ε = ρ T² g / ‖T g‖₂`, so that `‖T⁻¹ε‖₂ = ρ`.
+/// Adaptive SAM \[prior work: Kwon et al. 2021\]: `ε = ρ T² g / ‖T g‖₂`, so that `‖T⁻¹ε‖₂ = ρ`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AsamConfig {
@@ -73,7 +73,7 @@ pub enum RhoSchedule {
     /// Always `rho`.
     #[default]
     Constant,
-    /// Follows the learning rate [prior work: GSAM]:
+    /// Follows the learning rate \[prior work: GSAM\]:
     /// `(ρ_t − ρ_min)/(ρ_max − ρ_min) = (lr_t − lr_min)/(lr_max − lr_min)`, not clipped.
     ProportionalToLr {
         /// Radius at `lr_min`.
@@ -86,7 +86,7 @@ pub enum RhoSchedule {
         lr_max: f64,
     },
     /// The radius at which the predicted increase of the loss, `ρ‖g‖`, is this fraction of the loss, at most
-    /// `rho_max`. Robust across networks whose gradients differ in scale [reconstruction after LE-SAM's idea].
+    /// `rho_max`. Robust across networks whose gradients differ in scale \[reconstruction after LE-SAM's idea\].
     LossBudget {
         /// Fraction of the loss.
         fraction: f64,
@@ -205,7 +205,7 @@ impl SamConfig {
     }
 }
 
-/// Settings of GSAM [prior work: Zhuang et al. 2022].
+/// Settings of GSAM \[prior work: Zhuang et al. 2022\].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GsamConfig {
@@ -230,7 +230,7 @@ impl GsamConfig {
     }
 }
 
-/// Settings of SAGM [prior work; official code].
+/// Settings of SAGM \[prior work; official code\].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SagmConfig {

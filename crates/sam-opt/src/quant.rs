@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tensor::tch::{Kind, Tensor, no_grad};
 
-/// Symmetric max scaling with a straight-through gradient [official code]: `x̂ = clamp(round(s·x), −2^(b−1), 2^(b−1)−1)/s`,
+/// Symmetric max scaling with a straight-through gradient \[official code\]: `x̂ = clamp(round(s·x), −2^(b−1), 2^(b−1)−1)/s`,
 /// where the gradient of `x̂` is passed to `x` unchanged.
 ///
 /// The scale is `s = (2^(b−1) − 1)/max|x|` for three bits and more (codes −8..7 and 7/max at four bits), and `1.5/max|x|`

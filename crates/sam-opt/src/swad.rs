@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use tensor::{ParamSet, ParamVec};
 
-/// Settings of [`SwadAverager`] [prior work: SWAD].
+/// Settings of [`SwadAverager`] \[prior work: SWAD\].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SwadConfig {
@@ -44,7 +44,7 @@ struct Segment {
 }
 
 /// Averages every iterate from where the validation loss stops falling to where it rises
-/// [prior work: SWAD; the order of the last evaluations is a reconstruction].
+/// \[prior work: SWAD; the order of the last evaluations is a reconstruction\].
 ///
 /// Call [`update`](Self::update) after every step and [`evaluate`](Self::evaluate) with the validation loss every so many
 /// steps. The average is that of the iterates from the oldest of the `N_s` evaluations (with those that led to it) to the

@@ -98,7 +98,7 @@ impl GradientCosine {
     }
 }
 
-/// Oscillation of quantized weights [prior work: oscillations in quantization-aware training]: a code oscillates in a
+/// Oscillation of quantized weights \[prior work: oscillations in quantization-aware training\]: a code oscillates in a
 /// step when it changes in the direction opposite to its last change; `F ← m·o + (1 − m)·F` is its frequency.
 #[derive(Debug)]
 pub struct OscillationTracker {

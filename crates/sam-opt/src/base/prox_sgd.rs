@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tensor::StateDict;
 use tensor::tch::{Tensor, no_grad};
 
-/// Settings of [`ProxSgd`]; the defaults are those of S-Adam's experiment scripts [official code].
+/// Settings of [`ProxSgd`]; the defaults are those of S-Adam's experiment scripts \[official code\].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProxSgdConfig {
@@ -37,7 +37,7 @@ impl ProxSgdConfig {
     }
 }
 
-/// SGD with momentum, then a soft threshold [official code]: `b = μb + g` (`b = g` at first), `w ← w − η b`,
+/// SGD with momentum, then a soft threshold \[official code\]: `b = μb + g` (`b = g` at first), `w ← w − η b`,
 /// `w ← sign(w)·max(|w| − η·l1, 0)`.
 ///
 /// The threshold isn't scaled as momentum scales the steps, so that what is minimized is the loss with the L1 weight

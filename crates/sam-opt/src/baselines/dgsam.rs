@@ -47,7 +47,7 @@ impl DgsamConfig {
     }
 }
 
-/// Decreased-overhead gradual SAM over domains [prior work: DGSAM; the scaling of the moves is a reconstruction].
+/// Decreased-overhead gradual SAM over domains \[prior work: DGSAM; the scaling of the moves is a reconstruction\].
 ///
 /// In a random order `o` of the `D` domains, from `θ̃_0 = θ`: `g_j = ∇L_{o_j}(θ̃_{j−1})`, `θ̃_j = θ̃_{j−1} + ρ g_j/‖g_j‖`;
 /// then one more gradient of the first domain at `θ̃_D`. The base optimizer steps at `θ` with the mean of the gradients

@@ -15,7 +15,7 @@ pub fn erm_loss(losses: DomainLosses, pass: &Pass<'_>) -> Result<Tensor> {
     losses.weighted(&vec![1.0; losses.len()])
 }
 
-/// `L̄ + β Var_k(L_k)` with the population variance over domains, a scalar [prior work: V-REx]. β is usually 1 to 10.
+/// `L̄ + β Var_k(L_k)` with the population variance over domains, a scalar \[prior work: V-REx\]. β is usually 1 to 10.
 ///
 /// # Errors
 /// [`Error::InvalidConfig`] for a β that is negative or not finite; losses without a domain or of a wrong shape.
@@ -30,7 +30,7 @@ pub fn vrex_loss(losses: DomainLosses, beta: f64, pass: &Pass<'_>) -> Result<Ten
     Ok(mean.f_add(&variance.f_mul_scalar(beta)?)?)
 }
 
-/// Group distributionally robust optimization [prior work: GroupDRO]: `q_k ← q_k e^{η L_k}/Z`, the loss is
+/// Group distributionally robust optimization \[prior work: GroupDRO\]: `q_k ← q_k e^{η L_k}/Z`, the loss is
 /// `Σ_k q_k L_k`.
 ///
 /// The weights move once a step, in its main pass, and stand still in later passes; a step that is repeated after an error

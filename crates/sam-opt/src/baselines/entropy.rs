@@ -1,4 +1,4 @@
-//! Entropy minimization [prior work: Grandvalet and Bengio 2004].
+//! Entropy minimization \[prior work: Grandvalet and Bengio 2004\].
 
 use crate::divergence::{cross_entropy, log_probabilities};
 use crate::{Error, Result};

@@ -1,4 +1,4 @@
-//! Label smoothing [prior work: Szegedy et al. 2016].
+//! Label smoothing \[prior work: Szegedy et al. 2016\].
 
 use crate::base::check;
 use crate::{Error, Result};

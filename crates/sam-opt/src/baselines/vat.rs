@@ -1,4 +1,4 @@
-//! Virtual adversarial training [prior work: Miyato et al. 2018]: the outputs must not change when the *inputs* move.
+//! Virtual adversarial training \[prior work: Miyato et al. 2018\]: the outputs must not change when the *inputs* move.
 
 use crate::base::check;
 use crate::divergence::{cross_entropy, kl, log_probabilities};

@@ -1,4 +1,4 @@
-//! Adaptive multi-directional flattening: probes around the guided direction [reconstruction].
+//! Adaptive multi-directional flattening: probes around the guided direction \[reconstruction\].
 //!
 //! Directions are made of noise that is drawn again when it is needed, in the parameters' own memory (which is backed up
 //! while they are perturbed): besides the copy and the gradient nothing of the parameters' size is kept.

@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum DasRule {
-    /// `s_k = D · softmax(r/τ)_k` [reconstruction]: harder domains weigh more; a negative τ turns the sign around.
+    /// `s_k = D · softmax(r/τ)_k` \[reconstruction\]: harder domains weigh more; a negative τ turns the sign around.
     #[default]
     Softmax,
-    /// `s_k ∝ r_k^γ` [reconstruction].
+    /// `s_k ∝ r_k^γ` \[reconstruction\].
     Power(
         /// γ; negative turns the sign around.
         f64,
     ),
-    /// `s_k = 1 − 2λ (L_k − L̄)` [prior work: DISAM; official code]: the direction of `L̄ − λ Var(L)`, which weakens the
+    /// `s_k = 1 − 2λ (L_k − L̄)` \[prior work: DISAM; official code\]: the direction of `L̄ − λ Var(L)`, which weakens the
     /// perturbation toward domains above the average, the opposite sign of the others. Not clipped.
     Disam(
         /// λ; DISAM's is 0.1.
@@ -50,7 +50,7 @@ pub enum OuterWeights {
     Das,
 }
 
-/// Adaptive multi-directional flattening [reconstruction].
+/// Adaptive multi-directional flattening \[reconstruction\].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AmdfConfig {
@@ -167,7 +167,7 @@ impl DaSamConfig {
         Self { rho, das: DasRule::Uniform, ..Self::default() }
     }
 
-    /// DISAM [prior work; official code]: the direction of `L̄ − λ Var(L)`, the update of `L̄`.
+    /// DISAM \[prior work; official code\]: the direction of `L̄ − λ Var(L)`, the update of `L̄`.
     pub fn disam(rho: f64, lambda: f64) -> Self {
         Self { rho, das: DasRule::Disam(lambda), amdf: None, ..Self::default() }
     }

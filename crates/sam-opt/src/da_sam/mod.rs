@@ -28,7 +28,7 @@ use tensor::tch::nn::VarStore;
 
 const NAME: &str = "DaSam";
 
-/// The dual adaptive sharpness-aware optimizer [reconstruction from the paper's abstract] over a base optimizer.
+/// The dual adaptive sharpness-aware optimizer \[reconstruction from the paper's abstract\] over a base optimizer.
 ///
 /// A step: one forward pass over all domains; one backward pass of the losses weighted by [`das_factors`], whose
 /// direction is `u_0`; `M` forward passes at `θ + ρ u_m`; a forward and backward pass at `θ + ρ_t v`; the base

@@ -1,4 +1,4 @@
-//! FixMatch [prior work: Sohn et al. 2020], which IAM-D is combined with, and its average of weights.
+//! FixMatch \[prior work: Sohn et al. 2020\], which IAM-D is combined with, and its average of weights.
 
 use super::outputs::Outputs;
 use crate::base::check;
@@ -12,10 +12,10 @@ use tensor::{ParamSet, ParamVec, RestoreGuard, StateDict, fused};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskReduction {
-    /// The number of inputs: the loss grows as more are kept [prior work: FixMatch].
+    /// The number of inputs: the loss grows as more are kept \[prior work: FixMatch\].
     #[default]
     Batch,
-    /// The number of kept inputs, at least 1 [official code of IAM].
+    /// The number of kept inputs, at least 1 \[official code of IAM\].
     Kept,
 }
 
@@ -31,7 +31,7 @@ pub struct MaskStats {
 }
 
 /// FixMatch's loss on unlabeled inputs: the class that the weakly changed view suggests, where its probability reaches
-/// `threshold` (0.95 [prior work]), is the label of the strongly changed view. `weak` and `strong` are logits
+/// `threshold` (0.95 \[prior work\]), is the label of the strongly changed view. `weak` and `strong` are logits
 /// `[batch, classes]` of the same inputs, from one forward pass over both views (separate passes bias batch
 /// normalization); no gradient flows through `weak`.
 ///

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LgiKind {
-    /// The published statistic [official code], `Var(D)/(mean(D²) + ζ)`: about 1 where the loss is smooth, lower where
+    /// The published statistic \[official code\], `Var(D)/(mean(D²) + ζ)`: about 1 where the loss is smooth, lower where
     /// all probes rise alike.
     #[default]
     Published,
@@ -45,10 +45,10 @@ impl LgiKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeNorm {
-    /// Each tensor's part [official code]: with `n` tensors a probe is `σ√n` away.
+    /// Each tensor's part \[official code\]: with `n` tensors a probe is `σ√n` away.
     #[default]
     PerTensor,
-    /// The whole direction [paper, by way of a public summary]: a probe is σ away.
+    /// The whole direction \[paper, by way of a public summary\]: a probe is σ away.
     Global,
 }
 
@@ -59,7 +59,7 @@ pub enum EpsMode {
     /// After bias correction, as PyTorch's AdamW: without damping the steps are AdamW's, bit for bit.
     #[default]
     Torch,
-    /// To `√v` before bias correction [official code]. With ε = 1e-8 the steps differ in the ninth digit.
+    /// To `√v` before bias correction \[official code\]. With ε = 1e-8 the steps differ in the ninth digit.
     Official,
 }
 
@@ -101,7 +101,7 @@ pub struct SAdamConfig {
     pub probe_norm: ProbeNorm,
     /// Where ε is added.
     pub eps_mode: EpsMode,
-    /// One LGI a parameter group, each with its own probes [official code], instead of one over all.
+    /// One LGI a parameter group, each with its own probes \[official code\], instead of one over all.
     pub per_group_lgi: bool,
     /// Probes only every so many steps; the LGI is kept in between (reconstruction).
     pub probe_every: usize,

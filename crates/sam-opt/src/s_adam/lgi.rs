@@ -6,7 +6,7 @@
 use statrs::distribution::{ContinuousCDF as _, Normal};
 use statrs::function::beta::beta_reg;
 
-/// The published statistic [official code]: `Var(D)/(mean(D²) + ζ)` with the variance's divisor `k − 1`; 0 for fewer
+/// The published statistic \[official code\]: `Var(D)/(mean(D²) + ζ)` with the variance's divisor `k − 1`; 0 for fewer
 /// than two slopes.
 ///
 /// With ζ = 0 it is exactly `(k/(k−1))·(1 − mean(D)²/mean(D²))` (derived), so it lies in `[0, k/(k−1)]`, doesn't

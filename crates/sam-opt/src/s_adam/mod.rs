@@ -2,7 +2,7 @@
 //! vary (the local geometric instability, LGI), and AdamW's update is multiplied by `exp(−λ·LGI)`.
 //!
 //! Source: "Singularity-aware Optimization via Randomized Geometric Probing: Towards Stable Non-smooth Optimization"
-//! (ICML 2026). The published form follows the authors' public code [official code].
+//! (ICML 2026). The published form follows the authors' public code \[official code\].
 //!
 //! **Know what the published statistic measures** (derived, measured): its mean is 1 wherever the loss is smooth, and it
 //! is *lower* at kinks and under strong curvature. With the defaults the steps are AdamW's at 0.3 to 0.4 of the learning

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use tensor::tch::{Kind, Tensor, no_grad};
 use tensor::{Seed, fused};
 
-/// Added to a direction's length [official code].
+/// Added to a direction's length \[official code\].
 const NORM_EPS: f64 = 1e-12;
 
 /// A loss as it was read, with the rounding that it carries.

@@ -17,12 +17,12 @@ use crate::stats::{SamStats, StepOutcome};
 use crate::{Error, Result};
 use tensor::tch::{Tensor, nn::VarStore};
 
-/// Sharpness-aware minimization [prior work: Foret et al. 2021], with ASAM [Kwon et al. 2021] by
+/// Sharpness-aware minimization \[prior work: Foret et al. 2021\], with ASAM [Kwon et al. 2021] by
 /// [`SamConfig::adaptive`]: `ε = ρ g/‖g‖`, then a base step at `θ` with the gradient at `θ + ε`.
 pub type Sam<B> = TwoPass<B, SamRule>;
-/// Surrogate-gap guided SAM [prior work: Zhuang et al. 2022]: the final gradient is `g_p − α g_⊥`.
+/// Surrogate-gap guided SAM \[prior work: Zhuang et al. 2022\]: the final gradient is `g_p − α g_⊥`.
 pub type Gsam<B> = TwoPass<B, GsamRule>;
-/// Sharpness-aware gradient matching [prior work; official code]: `ε = (ρ/‖g‖ − α) g`, the final gradient is
+/// Sharpness-aware gradient matching \[prior work; official code\]: `ε = (ρ/‖g‖ − α) g`, the final gradient is
 /// `½ (g + g_p)`.
 pub type Sagm<B> = TwoPass<B, SagmRule>;
 
