@@ -112,9 +112,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_four_sets_are_there_in_order() {
+    fn the_sets_are_there_in_order() {
         let names: Vec<_> = catalog().names().collect();
-        assert_eq!(names, ["optdigits", "mnist-10k", "mfeat", "fashion-mnist"]);
+        assert_eq!(names, ["optdigits", "diabetes", "mnist-10k", "mfeat", "fashion-mnist"]);
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
         let message = catalog().set("imagenet").unwrap_err().to_string();
         assert_eq!(
             message,
-            "There is no data set `imagenet`. The known sets are: optdigits, mnist-10k, mfeat, fashion-mnist."
+            "There is no data set `imagenet`. The known sets are: optdigits, diabetes, mnist-10k, mfeat, fashion-mnist."
         );
     }
 

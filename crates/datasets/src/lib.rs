@@ -2,7 +2,7 @@
 //!
 //! # Map
 //!
-//! - [`optdigits`], [`mnist10k`], [`mfeat`], [`fashion`]: the sets
+//! - [`optdigits`], [`mnist10k`], [`mfeat`], [`fashion`], [`diabetes`]: the sets
 //! - [`Images`], [`Labeled`]: what they return
 //! - [`split`]: seeded, stratified parts
 //! - [`image`]: crop, resample, pool, rotate, shift, cut out
@@ -13,6 +13,7 @@
 
 pub mod cache;
 pub mod catalog;
+pub mod diabetes;
 pub mod domains;
 mod error;
 pub mod fashion;

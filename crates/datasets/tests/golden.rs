@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use datasets::mfeat::View;
-use datasets::{Images, cache, domains, fashion, mfeat, mnist10k, optdigits};
+use datasets::{Images, cache, diabetes, domains, fashion, mfeat, mnist10k, optdigits};
 use ndarray::s;
 
 /// Whether the set is in the cache; says so if not. `TESSERA_REQUIRE_DATA` (names with commas between, set by `cargo xtask test` for the
@@ -39,6 +39,16 @@ fn optdigits_are_scikit_learns_digits() {
     let x = digits.labeled().x;
     assert_eq!(x.dim(), (1797, 64));
     assert_eq!(x[[0, 3]], 13.0 / 16.0);
+}
+
+#[test]
+fn diabetes_is_scikit_learns_unscaled_set() {
+    let set = diabetes::load();
+    assert_eq!((set.x.dim(), set.y.len()), ((442, 10), 442));
+    assert_eq!(set.x.row(0).to_vec(), [59.0, 2.0, 32.1, 101.0, 157.0, 93.2, 38.0, 4.0, 4.8598, 87.0]);
+    assert_eq!((set.y[0], set.y[441]), (151.0, 57.0));
+    assert_eq!((set.y.sum(), set.x.column(1).sum(), set.x.column(4).sum()), (67_243.0, 649.0, 83_600.0));
+    assert!((set.x.column(2).dot(&set.y) - 1_861_676.5).abs() < 1e-6);
 }
 
 #[test]

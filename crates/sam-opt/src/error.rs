@@ -261,6 +261,58 @@ pub enum Error {
         /// What doesn't fit.
         reason: String,
     },
+    /// The loss is neither a scalar nor one loss a sample.
+    #[error(
+        "The closure returned a loss of shape {got:?} in the {pass} pass: return a scalar, or one loss a sample as a tensor of one axis."
+    )]
+    NonScalarLoss {
+        /// The pass.
+        pass: PassKind,
+        /// The shape that came.
+        got: Vec<i64>,
+    },
+    /// No random direction to probe.
+    #[error("k_directions is {k}, but a probe needs at least 1 direction (2 for the published statistic).")]
+    InvalidK {
+        /// The value.
+        k: usize,
+    },
+    /// A probe radius that isn't positive.
+    #[error("sigma is {sigma}, but the radius of a probe must be finite and above 0.")]
+    InvalidSigma {
+        /// The value.
+        sigma: f64,
+    },
+    /// A strength of the damping that is negative or not finite.
+    #[error("lambda is {lambda}, but the strength of the damping must be finite and at least 0 (0 turns it off).")]
+    InvalidLambda {
+        /// The value.
+        lambda: f64,
+    },
+    /// Half-precision parameters that a probe of this radius can't move.
+    #[error(
+        "The probe moves {percent:.0} % of the scalars by less than four spacings of numbers of their kind (parameter \"{name}\" has the kind {kind}): keep f32 parameters and cast in the forward pass, or raise sigma."
+    )]
+    ProbeBelowPrecision {
+        /// The first such parameter.
+        name: String,
+        /// Its kind.
+        kind: String,
+        /// Share of scalars.
+        percent: f64,
+    },
+    /// A saved tensor of another shape than the parameter that it belongs to.
+    #[error(
+        "The saved state doesn't fit this optimizer: \"{name}\" has the shape {got:?}, but the parameter has {expected:?}."
+    )]
+    StateMismatch {
+        /// The saved tensor.
+        name: String,
+        /// Shape of the parameter.
+        expected: Vec<i64>,
+        /// Shape in the state.
+        got: Vec<i64>,
+    },
     /// The base optimizer can't do what was asked.
     #[error("{base} can't {what}: {way_out}")]
     Unsupported {

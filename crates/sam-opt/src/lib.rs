@@ -16,14 +16,20 @@ mod group;
 mod iam;
 pub mod measures;
 mod pass;
+mod quant;
 mod rule;
+pub mod s_adam;
 mod scope;
 mod sharpness;
 mod stats;
 mod swad;
+mod trackers;
 mod two_pass;
 
-pub use base::{Adam, AdamConfig, AdamW, BaseOptimizer, Sgd, SgdConfig, TchOptimizer};
+pub use base::{
+    Adam, AdamConfig, AdamW, BaseOptimizer, ProxSgd, ProxSgdConfig, RmsProp, RmsPropConfig, Sgd, SgdConfig,
+    TchOptimizer,
+};
 pub use config::{
     AsamConfig, AsamScope, BnMode, GsamConfig, PerturbDirection, PerturbScope, RhoSchedule, SagmConfig, SamConfig,
 };
@@ -37,10 +43,13 @@ pub use iam::{
     fisher_top_eig, fisher_vector_product, fixmatch_loss, local_inconsistency,
 };
 pub use pass::{Pass, PassKind};
+pub use quant::FakeQuant;
 pub use rule::{GsamRule, Rule, SagmRule, SamRule};
+pub use s_adam::{SAdam, SAdamConfig, SAdamStats};
 pub use sharpness::{Ascent, DomainSharpness, RandomRise, SharpnessOptions, SharpnessReport, sharpness_report};
 pub use stats::{LossScaler, SamStats, StepOutcome};
 pub use swad::{SwadAverager, SwadConfig, SwadPhase};
 pub use tensor;
 pub use tensor::params::is_perturbed;
+pub use trackers::{GradientCosine, OscillationTracker, SignFlips};
 pub use two_pass::{Gsam, PerturbedGuard, Sagm, Sam, TwoPass};

@@ -155,7 +155,15 @@ impl ParamSet {
     /// # Errors
     /// [`Error::NestedPerturbation`] when one of the parameters is under another open guard.
     pub fn guard(&self) -> Result<RestoreGuard> {
-        let mut guard = RestoreGuard::open(self, None)?;
+        self.guard_in(None)
+    }
+
+    /// As [`guard`](Self::guard), with the memory of an earlier guard for the copies where it fits.
+    ///
+    /// # Errors
+    /// As [`guard`](Self::guard).
+    pub fn guard_in(&self, scratch: Option<Scratch>) -> Result<RestoreGuard> {
+        let mut guard = RestoreGuard::open(self, scratch)?;
         guard.fill()?;
         Ok(guard)
     }

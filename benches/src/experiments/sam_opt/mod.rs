@@ -1,4 +1,4 @@
-//! sam-opt: domain shift on real digits, cost of a step, the Python peer.
+//! sam-opt: DA-SAM over domains, IAM with few labels, S-Adam over learning rates; the cost of a step; the Python peers.
 
 mod arms;
 mod cost;
@@ -14,6 +14,14 @@ mod iam_train;
 mod nets;
 mod peer;
 mod peers;
+mod s_adam_ablations;
+mod s_adam_cost;
+mod s_adam_curves;
+mod s_adam_data;
+mod s_adam_nets;
+mod s_adam_non_smooth;
+mod s_adam_peers;
+mod s_adam_train;
 mod search;
 pub mod tune;
 
@@ -27,8 +35,14 @@ pub fn experiments() -> Vec<Experiment> {
         domains::ablations(),
         cost::experiment(),
         peers::experiment(),
-    ];
-    all.extend([
+        s_adam_curves::noisy_batches(),
+        s_adam_curves::qat_2bit(),
+        s_adam_curves::qat_4bit(),
+        s_adam_non_smooth::experiment(),
+        s_adam_cost::experiment(),
+        s_adam_peers::experiment(),
+        s_adam_ablations::experiment(),
+        s_adam_ablations::cnn(),
         iam_few::mnist(),
         iam_few::digits(),
         iam_fixmatch::experiment(),
@@ -36,7 +50,7 @@ pub fn experiments() -> Vec<Experiment> {
         iam_parity::experiment(),
         iam_cost::experiment(),
         iam_peers::experiment(),
-    ]);
+    ];
     all.extend(iam_few::sweeps());
     all
 }

@@ -47,6 +47,10 @@ impl Model {
         Ok(Self { store, layers, x, y })
     }
 
+    pub(super) fn store(&self) -> &VarStore {
+        &self.store
+    }
+
     pub(super) fn group(&self) -> ParamGroup {
         ParamGroup::from_var_store(&self.store)
     }

@@ -17,8 +17,13 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Starts the script in the peers' Python with the run's number of threads.
+    /// Starts a script on PyTorch in the peers' Python with the run's number of threads.
     pub(super) fn start(context: &Context, script: &str) -> Result<Self> {
+        Self::start_version(context, script, "2.11.0")
+    }
+
+    /// Starts a script in the peers' Python; it must answer with this version of what it runs on.
+    pub(super) fn start_version(context: &Context, script: &str, version: &str) -> Result<Self> {
         let python = context.peer_python.as_deref().context(
             "the peers' Python isn't known: use `cargo xtask bench --peers`, which makes its virtual environment",
         )?;
@@ -34,8 +39,8 @@ impl Peer {
         let answers = BufReader::new(child.stdout.take().context("the peer has a standard output")?);
         let mut peer = Self { child, ask, answers };
         let ready = peer.line()?;
-        if !ready.starts_with("ready 2.11.0") {
-            bail!("the peer said \"{ready}\" instead of \"ready 2.11.0\", the version of PyTorch that we compare with");
+        if !ready.starts_with(&format!("ready {version}")) {
+            bail!("the peer said \"{ready}\" instead of \"ready {version}\", the version that we compare with");
         }
         Ok(peer)
     }

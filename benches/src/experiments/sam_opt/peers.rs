@@ -1,4 +1,5 @@
-//! The Python peer: `pytorch_optimizer`'s SAM on PyTorch, in a process of its own, interleaved with ours.
+//! The Python peers: `pytorch_optimizer`'s SAM on PyTorch and optax's on JAX, each in a process of its own, interleaved
+//! with ours.
 
 use super::nets::{LARGE, Model, Net, SMALL};
 use super::peer::{Peer, same_work};
@@ -11,32 +12,38 @@ use std::cell::RefCell;
 
 const METRIC: &str = "step";
 const LOSS: &str = "loss";
+const COMPILE: &str = "compile";
 /// Steps after which both sides' losses are compared.
 const STEPS: usize = 20;
 const SCRIPT: &str = include_str!("../../../peers/sam_opt.py");
+const OPTAX: &str = include_str!("../../../peers/optax_sam.py");
+/// JAX's version.
+const JAX: &str = "0.7.2";
 
 pub(super) fn experiment() -> Experiment {
     let arm =
         |side: &str, net: &str, label: &str, role, note: &str| Arm::new(&format!("{side} {net}"), label, role, note);
-    let claim = |name: &str, statement: &str, net: &str, test| Claim {
+    let against = |peer: &str, name: &str, statement: &str, net: &str, test| Claim {
         name: name.into(),
         statement: statement.into(),
         source: "ours".into(),
         metric: METRIC.into(),
         arm: format!("ours {net}"),
-        reference: format!("peer {net}"),
+        reference: format!("{peer} {net}"),
         test,
     };
+    let claim = |name: &str, statement: &str, net: &str, test| against("peer", name, statement, net, test);
     let (small, large) = ("64-128-128-10, batch 64", "784-2048-2048-2048-10, batch 256");
     Experiment {
         spec: Spec {
             name: "sam-peers".into(),
             krate: "sam-opt".into(),
-            title: "SAM against pytorch_optimizer".into(),
+            title: "SAM against pytorch_optimizer and optax".into(),
             protocol: "Our SAM over our SGD (momentum 0.9) against SAM of the Python package pytorch_optimizer 4.1.0 \
-                over torch.optim.SGD on PyTorch 2.11.0, same networks, batches, starting weights and threads, one \
+                over torch.optim.SGD on PyTorch 2.11.0, and against optax.contrib.sam 0.2.6 over optax.sgd, compiled as one \
+                step by JAX 0.7.2 (compilation is reported apart), same networks, batches, starting weights and threads, one \
                 process each, rounds in turn. On two cores both sides' small-network steps double in time while the scheduler keeps a process's two threads on \
-                one core, which lasts for seconds; the samples show it. Both do the same work: if their losses after 20 steps differed by more than \
+                one core, which lasts for seconds; the samples show it. Both do the same work: if the losses after 20 steps differed by more than \
                 a thousandth, the experiment would fail."
                 .into(),
             data: vec![],
@@ -44,11 +51,14 @@ pub(super) fn experiment() -> Experiment {
             metrics: vec![
                 Metric::new(METRIC, "time of a step", "ms", Direction::Lower, 3),
                 Metric::new(LOSS, "loss after 20 steps", "nats", Direction::Neither, 5),
+                Metric::new(COMPILE, "compilation and first step", "s", Direction::Lower, 2),
             ],
             arms: vec![
                 arm("peer", "small", "pytorch_optimizer, small", Role::Peer, small),
+                arm("optax", "small", "optax on JAX, small", Role::Peer, small),
                 arm("ours", "small", "sam-opt, small", Role::Method, small),
                 arm("peer", "large", "pytorch_optimizer, large", Role::Peer, large),
+                arm("optax", "large", "optax on JAX, large", Role::Peer, large),
                 arm("ours", "large", "sam-opt, large", Role::Method, large),
             ],
             claims: vec![
@@ -64,6 +74,20 @@ pub(super) fn experiment() -> Experiment {
                     "large",
                     Test::SpeedupAtLeast(1.0),
                 ),
+                against(
+                    "optax",
+                    "optax-small",
+                    "Our step is at least as fast as optax's compiled one on the small network.",
+                    "small",
+                    Test::SpeedupAtLeast(1.0),
+                ),
+                against(
+                    "optax",
+                    "optax-large",
+                    "Our step is at least as fast as optax's compiled one on the large network.",
+                    "large",
+                    Test::SpeedupAtLeast(1.0),
+                ),
             ],
             seeds: (1, 1),
             seeds_for_verdict: 1,
@@ -75,15 +99,18 @@ pub(super) fn experiment() -> Experiment {
 }
 
 fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
-    let peer = RefCell::new(Peer::start(context, SCRIPT)?);
+    let peers = [
+        ("peer", RefCell::new(Peer::start(context, SCRIPT)?)),
+        ("optax", RefCell::new(Peer::start_version(context, OPTAX, JAX)?)),
+    ];
     let mut outcomes = Vec::new();
     for net in [&SMALL, &LARGE] {
-        outcomes.extend(compare(context, net, &peer)?);
+        outcomes.extend(compare(context, net, &peers)?);
     }
     Ok(outcomes)
 }
 
-fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Outcomes> {
+fn compare(context: &Context, net: &Net, peers: &[(&str, RefCell<Peer>)]) -> Result<Outcomes> {
     let rounds = match context.mode {
         Mode::Quick => 8,
         Mode::Full => 30,
@@ -91,14 +118,16 @@ fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Outcome
     let model = Model::new(net, context.device)?;
     let new_sam = |model: &Model| Sam::new(vec![model.group()], Sgd::with_momentum(0.01, 0.9), SamConfig::sam(0.05));
     let mut sam = new_sam(&model)?;
-    let (ours, theirs) = (format!("ours {}", net.name), format!("peer {}", net.name));
-    let mut candidates = vec![
-        Candidate { arm: theirs.clone(), round: Box::new(|| peer.borrow_mut().number("time", net.name, net.steps)) },
-        Candidate::new(&ours, net.steps, || {
-            sam.step(model.closure())?;
-            Ok(())
-        }),
-    ];
+    let ours = format!("ours {}", net.name);
+    let mut candidates: Vec<Candidate<'_>> = Vec::new();
+    for (side, peer) in peers {
+        let round = || peer.borrow_mut().number("time", net.name, net.steps);
+        candidates.push(Candidate { arm: format!("{side} {}", net.name), round: Box::new(round) });
+    }
+    candidates.push(Candidate::new(&ours, net.steps, || {
+        sam.step(model.closure())?;
+        Ok(())
+    }));
     let mut outcomes = interleave(context, METRIC, rounds, &mut candidates)?;
     drop(candidates);
     let fresh = Model::new(net, context.device)?;
@@ -106,11 +135,20 @@ fn compare(context: &Context, net: &Net, peer: &RefCell<Peer>) -> Result<Outcome
     for _ in 0..STEPS {
         sam.step(fresh.closure())?;
     }
-    let losses = [(theirs, peer.borrow_mut().number("loss", net.name, STEPS)?), (ours, fresh.loss().double_value(&[]))];
-    same_work(net.name, STEPS, losses[1].1, losses[0].1)?;
-    for (arm, loss) in losses {
-        if let Some((_, outcome)) = outcomes.iter_mut().find(|(name, _)| *name == arm) {
-            outcome.set(LOSS, loss);
+    let loss = fresh.loss().double_value(&[]);
+    let mut set = |arm: &str, metric: &str, value: f64| {
+        if let Some((_, outcome)) = outcomes.iter_mut().find(|(name, _)| name == arm) {
+            outcome.set(metric, value);
+        }
+    };
+    set(&ours, LOSS, loss);
+    for (side, peer) in peers {
+        let theirs = peer.borrow_mut().number("loss", net.name, STEPS)?;
+        same_work(net.name, STEPS, loss, theirs)?;
+        set(&format!("{side} {}", net.name), LOSS, theirs);
+        if *side == "optax" {
+            let seconds = peer.borrow_mut().number("compile", net.name, 1)?;
+            set(&format!("{side} {}", net.name), COMPILE, seconds);
         }
     }
     Ok(outcomes)

@@ -2,6 +2,7 @@
 
 use super::arms::{Method, SEARCHED};
 use super::domains::{HANDWRITING3, Protocol, ROTATED_MNIST, STEPS, source_validation};
+use super::s_adam_curves;
 use super::search::run_search;
 use super::{iam_few, iam_fixmatch, iam_parity};
 use crate::experiment::Context;
@@ -15,6 +16,9 @@ pub fn tune(context: &Context, experiment: &str) -> Result<String> {
     match experiment {
         "handwriting3" => over_domains(context, &HANDWRITING3),
         "rotated-mnist" => over_domains(context, &ROTATED_MNIST),
+        "noisy-batches" => s_adam_curves::search(context, &s_adam_curves::NOISY),
+        "qat-2bit" => s_adam_curves::search(context, &s_adam_curves::QAT2),
+        "qat-4bit" => s_adam_curves::search(context, &s_adam_curves::QAT4),
         "few-labels" => iam_few::search(context),
         "fixmatch-digits" => iam_fixmatch::search(context),
         "supervised-parity" => iam_parity::search(context),

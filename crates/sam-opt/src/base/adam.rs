@@ -7,10 +7,22 @@ use serde_json::{Value, json};
 use tensor::StateDict;
 use tensor::tch::{Tensor, no_grad};
 
+/// What S-Adam changes about the step: a factor on each parameter's update. The default changes nothing, bit for bit.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Damping {
+    /// Factor by index of the parameter; 1 beyond the end. The moments see the raw gradient.
+    pub(crate) factors: Vec<f64>,
+    /// Shrinks the decoupled decay by the same factor.
+    pub(crate) decay: bool,
+    /// Adds ε to the root before bias correction, as the official S-Adam does, instead of after it, as PyTorch does.
+    pub(crate) eps_first: bool,
+}
+
 /// The arithmetic that Adam and AdamW share.
 #[derive(Debug, Clone, Copy)]
 struct Rule<'a> {
     config: &'a AdamConfig,
+    damping: &'a Damping,
     /// Decay the weights themselves (AdamW) rather than through the gradient (Adam).
     decoupled: bool,
 }
@@ -20,6 +32,7 @@ struct Rule<'a> {
 struct Scalars {
     step: f64,
     root: f64,
+    eps: f64,
     shrink: f64,
     decay: f64,
 }
@@ -28,10 +41,15 @@ impl Rule<'_> {
     fn scalars(self, slot: &Slot<'_>, steps: i64) -> Scalars {
         let lr = self.config.lr * slot.lr_scale;
         let decay = slot.weight_decay.unwrap_or(self.config.weight_decay);
+        let factor = self.damping.factors.get(slot.index).copied().unwrap_or(1.0);
+        let root = (1.0 - self.config.beta2.powi(steps as i32)).sqrt().recip();
+        let shrunk_by = if self.damping.decay { factor * lr * decay } else { lr * decay };
         Scalars {
-            step: lr / (1.0 - self.config.beta1.powi(steps as i32)),
-            root: (1.0 - self.config.beta2.powi(steps as i32)).sqrt().recip(),
-            shrink: if self.decoupled { 1.0 - lr * decay } else { 1.0 },
+            step: factor * lr / (1.0 - self.config.beta1.powi(steps as i32)),
+            root,
+            // (√v + ε)·root = √v·root + ε·root.
+            eps: if self.damping.eps_first { self.config.eps * root } else { self.config.eps },
+            shrink: if self.decoupled { 1.0 - shrunk_by } else { 1.0 },
             decay: if self.decoupled { 0.0 } else { decay },
         }
     }
@@ -49,12 +67,14 @@ impl Rule<'_> {
         let lists = Lists::of(slots);
         let first: Vec<&Tensor> = states.iter().map(|(state, _)| &state.moments[0]).collect();
         let second: Vec<&Tensor> = states.iter().map(|(state, _)| &state.moments[1]).collect();
-        let scalars: Vec<[f32; 4]> =
-            states.iter().map(|(_, s)| [s.step as f32, s.root as f32, s.shrink as f32, s.decay as f32]).collect();
-        let (b1, b2, eps) = (self.config.beta1 as f32, self.config.beta2 as f32, self.config.eps as f32);
+        let scalars: Vec<[f32; 5]> = states
+            .iter()
+            .map(|(_, s)| [s.step as f32, s.root as f32, s.eps as f32, s.shrink as f32, s.decay as f32])
+            .collect();
+        let (b1, b2) = (self.config.beta1 as f32, self.config.beta2 as f32);
         let (c1, c2) = ((1.0 - self.config.beta1) as f32, (1.0 - self.config.beta2) as f32);
         lists.update([&lists.params, &first, &second], |i, w, [next, m, v], g| {
-            let [step, root, shrink, decay] = scalars[i];
+            let [step, root, eps, shrink, decay] = scalars[i];
             let g = g + decay * w;
             *m = b1 * *m + c1 * g;
             *v = b2 * *v + c2 * g * g;
@@ -75,7 +95,7 @@ impl Rule<'_> {
                 let m_next = m.f_mul_scalar(self.config.beta1)?.f_add(&g.f_mul_scalar(1.0 - self.config.beta1)?)?;
                 let square = g.f_square()?.f_mul_scalar(1.0 - self.config.beta2)?;
                 let v_next = v.f_mul_scalar(self.config.beta2)?.f_add(&square)?;
-                let scale = v_next.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(self.config.eps)?;
+                let scale = v_next.f_sqrt()?.f_mul_scalar(scalars.root)?.f_add_scalar(scalars.eps)?;
                 let move_by = m_next.f_mul_scalar(scalars.step)?.f_div(&scale)?;
                 pending.write(slot.param, w.f_mul_scalar(scalars.shrink)?.f_sub(&move_by)?);
                 pending.write(m, m_next);
@@ -132,6 +152,7 @@ impl AdamConfig {
 #[derive(Debug)]
 pub struct AdamFamily<const DECOUPLED: bool> {
     config: AdamConfig,
+    pub(crate) damping: Damping,
     states: Vec<Option<Moments>>,
 }
 
@@ -149,11 +170,11 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 
     /// With these settings; they are checked when a wrapping optimizer is built.
     pub fn from_config(config: AdamConfig) -> Self {
-        Self { config, states: Vec::new() }
+        Self { config, damping: Damping::default(), states: Vec::new() }
     }
 
     fn rule(&self) -> Rule<'_> {
-        Rule { config: &self.config, decoupled: DECOUPLED }
+        Rule { config: &self.config, damping: &self.damping, decoupled: DECOUPLED }
     }
 }
 
@@ -213,7 +234,8 @@ mod tests {
 
     #[test]
     fn the_fused_step_equals_the_plain_step() {
-        for weight_decay in [0.0, 0.1] {
+        for (weight_decay, damped) in [(0.0, false), (0.1, false), (0.1, true)] {
+            let damping = Damping { factors: vec![0.3, 1.0, 0.7], decay: damped, eps_first: damped };
             paths_agree(
                 || Adam::from_config(AdamConfig { lr: 0.01, weight_decay, ..AdamConfig::default() }),
                 |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
@@ -222,7 +244,10 @@ mod tests {
                 |a, slots| count(&mut a.states, slots),
             );
             paths_agree(
-                || AdamW::from_config(AdamConfig { lr: 0.01, weight_decay, ..AdamConfig::default() }),
+                || {
+                    let config = AdamConfig { lr: 0.01, weight_decay, ..AdamConfig::default() };
+                    AdamW { damping: damping.clone(), ..AdamW::from_config(config) }
+                },
                 |a, slots| assert!(a.rule().step_fused(&a.states, slots)),
                 |a, slots| a.rule().step_plain(&a.states, slots).unwrap(),
                 |a, slots| prepare(&mut a.states, slots, 2),

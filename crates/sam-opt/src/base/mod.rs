@@ -1,14 +1,18 @@
 //! Base optimizers: what makes a step out of the final gradient.
 //!
-//! [`Sgd`], [`Adam`] and [`AdamW`] follow PyTorch's formulas, keep their state in f32 (f64 for f64
+//! [`Sgd`], [`Adam`], [`AdamW`] and [`RmsProp`] follow PyTorch's formulas, keep their state in f32 (f64 for f64
 //! parameters) and can be saved. [`TchOptimizer`] hands the gradient to a `tch::nn::Optimizer`.
 
 mod adam;
 mod adapter;
+mod prox_sgd;
+mod rmsprop;
 mod sgd;
 
 pub use adam::{Adam, AdamConfig, AdamFamily, AdamW};
 pub use adapter::TchOptimizer;
+pub use prox_sgd::{ProxSgd, ProxSgdConfig};
+pub use rmsprop::{RmsProp, RmsPropConfig};
 pub use sgd::{Sgd, SgdConfig};
 
 use crate::{Error, Result};
@@ -256,13 +260,7 @@ pub(crate) fn load(
                 .get(&key)
                 .ok_or_else(|| Error::State { reason: format!("the tensor \"{key}\" is missing.") })?;
             if tensor.size() != param.size() {
-                return Err(Error::State {
-                    reason: format!(
-                        "\"{key}\" has the shape {:?}, but the parameter has {:?}.",
-                        tensor.size(),
-                        param.size()
-                    ),
-                });
+                return Err(Error::StateMismatch { name: key, expected: param.size(), got: tensor.size() });
             }
             loaded.push(tensor.to_device(param.device()).to_kind(state_kind(param)).copy());
         }
