@@ -3,7 +3,10 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use sam_opt::base::step_on;
-use sam_opt::{AdamW, Gsam, GsamConfig, ParamGroup, SAdam, SAdamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use sam_opt::{
+    AdamW, Gsam, GsamConfig, Iam, IamConfig, InconsistencyOpts, ParamGroup, SAdam, SAdamConfig, Sagm, SagmConfig, Sam,
+    SamConfig, Sgd, local_inconsistency,
+};
 use std::time::Duration;
 use tensor::nn::{Mlp, MlpConfig};
 use tensor::tch::{Device, Kind, Tensor, nn::VarStore};
@@ -85,5 +88,41 @@ fn step_cost(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, step_cost);
+/// IAM's steps and its estimator over sizes of network and batch: linear in both.
+fn iam_scaling(criterion: &mut Criterion) {
+    for (size, widths) in [
+        ("1e4", &[64, 128, 10][..]),
+        ("1e5", &[64, 256, 256, 10][..]),
+        ("1e6", &[256, 832, 832, 10][..]),
+        ("1e7", &[784, 2048, 2048, 2048, 10][..]),
+    ] {
+        for batch in [32, 256] {
+            let problem = Problem::new(widths, batch);
+            let mut group = criterion.benchmark_group(format!("IAM, {size} weights, batch {batch}"));
+            group.sample_size(10).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+            let logits = || problem.net.forward_with(&problem.x, true, true);
+            for (name, config) in [
+                ("iam-s", IamConfig::s(0.05)),
+                ("iam-d", IamConfig::d(0.05, 1.0)),
+                ("iam-de", IamConfig::de(0.05, 1.0)),
+            ] {
+                let base = Sgd::with_momentum(0.01, 0.9);
+                let mut iam = Iam::new(problem.groups(), base, config).expect("valid settings");
+                group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                    b.iter(|| {
+                        iam.step(|_| Ok(logits()), |z| Ok(z.cross_entropy_for_logits(&problem.y))).expect("finite")
+                    });
+                });
+            }
+            let params = ParamSet::from_var_store(&problem.store).expect("the network has parameters");
+            let opts = InconsistencyOpts { draws: 1, ..InconsistencyOpts::default() };
+            group.bench_function(BenchmarkId::from_parameter("inconsistency, one draw"), |b| {
+                b.iter(|| local_inconsistency(params.tensors(), || Ok(logits()), &opts).expect("finite"));
+            });
+            group.finish();
+        }
+    }
+}
+
+criterion_group!(benches, step_cost, iam_scaling);
 criterion_main!(benches);

@@ -5,7 +5,7 @@ output answers it:
 
     time METHOD NET STEPS            ->  seconds per step, with normal noise
     loss METHOD NET STEPS            ->  the loss after that many steps from the start, with noise that both sides can make
-    inconsistency METHOD NET STEPS   ->  the inconsistency of the last of these steps
+    inconsistency METHOD NET STEPS   ->  the inconsistency of the last of these steps (asked after the loss)
     quit
 """
 
@@ -98,13 +98,13 @@ def main(threads):
         if words[0] == "quit":
             return
         task, method, net, steps = words[0], words[1], words[2], int(words[3])
-        if task != "time":
+        if task == "inconsistency":
+            print(fresh.inconsistency, flush=True)
+            continue
+        if task == "loss":
             fresh = Training(method, net, shared_noise=True)
             for _ in range(steps):
                 fresh.step()
-            if task == "inconsistency":
-                print(fresh.inconsistency, flush=True)
-                continue
             with torch.no_grad():
                 print(cross_entropy(fresh.model(fresh.x), fresh.y).item(), flush=True)
             continue

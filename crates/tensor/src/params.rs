@@ -182,22 +182,29 @@ impl ParamSet {
     }
 
     /// Adds `alpha` times standard normal numbers, those of [`normal`](Self::normal) with this seed, under a guard.
-    /// The numbers are made in the parameters' own memory, so no third copy of them is needed.
+    /// The numbers are made in the memory of the guard's copies, so no third vector is needed.
     ///
     /// # Errors
     /// [`Error::NestedPerturbation`] as [`guard`](Self::guard); what libtorch reports.
     pub fn perturb_normal(&self, alpha: f64, seed: Seed, scratch: Option<Scratch>) -> Result<RestoreGuard> {
         let mut guard = RestoreGuard::open(self, scratch)?;
-        guard.fill()?;
-        for (i, tensor) in self.tensors.iter().enumerate() {
-            fused::fill_normal(tensor, seed, i as u64)?;
+        for (i, copy) in guard.copies.iter().enumerate() {
+            fused::fill_normal(copy, seed, i as u64)?;
         }
         let tensors: Vec<&Tensor> = self.tensors.iter().collect();
         let copies: Vec<&Tensor> = guard.copies.iter().collect();
         let alpha32 = alpha as f32;
-        if !fused::update([&tensors], [&copies], |_, [w], [copy]| *w = copy + alpha32 * *w) {
-            let noise: Vec<Option<Tensor>> = no_grad(|| tensors.iter().map(|t| Some(t.detach().copy())).collect());
-            guard.put_back()?;
+        // The noise gives its place to the copy in the pass that adds it.
+        let done = fused::update([&tensors, &copies], [], |_, [w, copy], []| {
+            let noise = *copy;
+            *copy = *w;
+            *w += alpha32 * noise;
+        });
+        if done {
+            guard.filled = guard.copies.len();
+        } else {
+            let noise: Vec<Option<Tensor>> = no_grad(|| copies.iter().map(|c| Some(c.copy())).collect());
+            guard.fill()?;
             add_scaled(&self.tensors, &noise, &vec![alpha; self.len()])?;
         }
         Ok(guard)

@@ -35,6 +35,8 @@ pub struct Seed(u64);
 
 /// Values per block of [`Seed::fill_normal`]: each block has its own place in the stream.
 const BLOCK: usize = 4096;
+/// Up to here waking the thread pool costs more than it saves, the more so while libtorch's threads still spin.
+const SERIAL_BELOW: usize = 1 << 16;
 /// 32-bit words of ChaCha set aside for a block. The ziggurat takes two a value and seldom a few more: a thousandth of this.
 const WORDS_PER_BLOCK: u128 = 1 << 23;
 
@@ -101,8 +103,8 @@ impl Seed {
             fill_block(&rng, first, skip, head);
         }
         let first = first + u64::from(skip > 0);
-        if rest.len() <= BLOCK {
-            fill_block(&rng, first, 0, rest);
+        if rest.len() <= SERIAL_BELOW {
+            rest.chunks_mut(BLOCK).enumerate().for_each(|(i, chunk)| fill_block(&rng, first + i as u64, 0, chunk));
         } else {
             rest.par_chunks_mut(BLOCK).enumerate().for_each(|(i, chunk)| fill_block(&rng, first + i as u64, 0, chunk));
         }

@@ -76,7 +76,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,
-            seconds_per_seed: 30.0,
+            seconds_per_seed: 40.0,
         },
         body: Body::Together(run),
     }
@@ -165,7 +165,7 @@ impl Problem for Conv {
 fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let rounds = match context.mode {
         Mode::Quick => [10, 8, 8],
-        Mode::Full => [40, 20, 30],
+        Mode::Full => [30, 20, 30],
     };
     let device = context.device;
     let mlp = |net: &'static Net| move || Ok(Box::new(Model::new(net, device)?) as Box<dyn Problem>);

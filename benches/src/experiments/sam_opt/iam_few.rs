@@ -162,7 +162,7 @@ pub(super) fn mnist() -> Experiment {
         text,
         &["mnist-10k"],
         Kind::FullOnly,
-        35.0,
+        17.0,
         |c, a, s| run(Digits::Mnist, c, a, s),
         arms(Digits::Mnist),
     )
@@ -178,7 +178,7 @@ pub(super) fn digits() -> Experiment {
         text,
         &["optdigits"],
         Kind::Core,
-        20.0,
+        12.0,
         |c, a, s| run(Digits::Opt, c, a, s),
         arms(Digits::Opt),
     )

@@ -50,7 +50,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 12.0,
+            seconds_per_seed: 7.5,
         },
         body: Body::PerArm(run),
     }
