@@ -131,6 +131,21 @@ pub struct Claim {
     pub test: Test,
 }
 
+impl Claim {
+    /// A claim from its parts; `arms` are the one that it praises and the one that it is compared with.
+    pub fn new(name: &str, statement: &str, source: &str, metric: &str, arms: (&str, &str), test: Test) -> Self {
+        Self {
+            name: name.into(),
+            statement: statement.into(),
+            source: source.into(),
+            metric: metric.into(),
+            arm: arms.0.into(),
+            reference: arms.1.into(),
+            test,
+        }
+    }
+}
+
 /// Whether an experiment belongs to what `bench` runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -165,6 +165,22 @@ pub(crate) struct Epsilon {
     pub(crate) direction: ParamVec,
 }
 
+/// `[Σ x², Σ x y, Σ y²]` of two tensors of one shape, in f64.
+pub(crate) fn products(x: &Tensor, y: &Tensor) -> Result<[f64; 3]> {
+    let fast = fused::reduce([&[x], &[y]], |_, [x, y]| {
+        let (x, y) = (f64::from(x), f64::from(y));
+        [x * x, x * y, y * y]
+    });
+    if let Some(sums) = fast {
+        return Ok(sums);
+    }
+    no_grad(|| {
+        let (x, y) = (x.f_to_kind(Kind::Double)?, y.f_to_kind(Kind::Double)?);
+        let sum = |t: Tensor| -> Result<f64> { Ok(t.f_sum(Kind::Double)?.f_double_value(&[])?) };
+        Ok([sum(x.f_square()?)?, sum(x.f_mul(&y)?)?, sum(y.f_square()?)?])
+    })
+}
+
 fn squares_fused(weights: &[&Tensor], grads: &[&Tensor], eta: &[Option<f64>]) -> Option<[f64; 2]> {
     if eta.iter().all(Option::is_none) {
         return fused::reduce([grads], |_, [g]| [f64::from(g) * f64::from(g)]).map(|[s]| [s, s]);

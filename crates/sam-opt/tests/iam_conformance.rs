@@ -2,18 +2,17 @@
 #![allow(missing_docs)]
 
 mod common;
-use common::{batch, bits};
+use common::batch;
+use common::training::{Method, Training};
+use sam_opt::tensor::StateDict;
 use sam_opt::tensor::conformance::{Subject, assert_conforms};
-use sam_opt::tensor::nn::{Mlp, MlpConfig};
-use sam_opt::tensor::tch::{self, Device, nn::VarStore};
-use sam_opt::tensor::{Seed, StateDict};
-use sam_opt::{AdamW, Iam, IamConfig};
+use sam_opt::tensor::nn::Mlp;
+use sam_opt::tensor::tch::Tensor;
+use sam_opt::{AdamW, Iam, IamConfig, ParamGroup, Result};
 use std::marker::PhantomData;
 
-/// A small network with batch norm and dropout under one of the variants.
-struct Training<V> {
-    store: VarStore,
-    net: Mlp,
+/// IAM with the settings of a variant.
+struct Tried<V> {
     optimizer: Iam<AdamW>,
     variant: PhantomData<V>,
 }
@@ -45,10 +44,10 @@ impl Variant for De {
     }
 }
 
-impl<V: Variant> Subject for Training<V> {
+impl<V: Variant> Method for Tried<V> {
     type Config = IamConfig;
 
-    fn config() -> IamConfig {
+    fn valid() -> IamConfig {
         V::valid()
     }
 
@@ -66,77 +65,38 @@ impl<V: Variant> Subject for Training<V> {
         ]
     }
 
-    fn build(config: &IamConfig) -> Result<Self, String> {
-        tch::set_num_threads(1);
-        let store = VarStore::new(Device::Cpu);
-        let shape = MlpConfig { batch_norm: true, dropout: 0.2, ..MlpConfig::relu(&[4, 8, 3]) };
-        let net = Mlp::new(&store.root(), &shape, Seed::new(1)).map_err(|e| e.to_string())?;
-        let optimizer = Iam::for_store(&store, AdamW::new(0.01), config.clone()).map_err(|e| e.to_string())?;
-        Ok(Self { store, net, optimizer, variant: PhantomData })
+    fn build(groups: Vec<ParamGroup>, buffers: Vec<Tensor>, config: IamConfig) -> Result<Self> {
+        let optimizer = Iam::new(groups, AdamW::new(0.01), config)?.with_buffers(buffers);
+        Ok(Self { optimizer, variant: PhantomData })
     }
 
-    fn advance(&mut self, i: u64) -> Result<(), String> {
-        let net = &self.net;
-        let (x, y) = batch(16, i);
-        self.optimizer
-            .step(|_| Ok(net.forward_with(&x, true, true)), |z| Ok(z.cross_entropy_for_logits(&y)))
-            .map(|_| ())
-            .map_err(|e| e.to_string())
+    fn step(&mut self, net: &Mlp, x: &Tensor, y: &Tensor) -> Result<()> {
+        let stats = self.optimizer.step(|_| Ok(net.forward_with(x, true, true)), |z| Ok(z.cross_entropy_for_logits(y)));
+        stats.map(|_| ())
     }
 
-    fn advance_on_nan(&mut self) -> Result<(), String> {
-        let net = &self.net;
-        let (x, y) = batch(16, 0);
-        self.optimizer
-            .step(|_| Ok(net.forward_with(&(&x * f64::NAN), true, true)), |z| Ok(z.cross_entropy_for_logits(&y)))
-            .map(|_| ())
-            .map_err(|e| e.to_string())
+    fn state(&self) -> Result<StateDict> {
+        self.optimizer.state_dict()
     }
 
-    fn observe(&self) -> Vec<u8> {
-        let ordered: std::collections::BTreeMap<_, _> = self.store.variables().into_iter().collect();
-        let tensors: Vec<_> = ordered.into_values().collect();
-        bits(&tensors).into_iter().flatten().flat_map(u64::to_le_bytes).collect()
-    }
-
-    fn save(&self) -> Result<Vec<u8>, String> {
-        let file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
-        let mut state = self.optimizer.state_dict().map_err(|e| e.to_string())?;
-        for (name, tensor) in self.store.variables() {
-            state.tensors.insert(format!("model:{name}"), tensor);
-        }
-        state.save(file.path()).map_err(|e| e.to_string())?;
-        std::fs::read(file.path()).map_err(|e| e.to_string())
-    }
-
-    fn load(config: &IamConfig, saved: &[u8]) -> Result<Self, String> {
-        let file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
-        std::fs::write(file.path(), saved).map_err(|e| e.to_string())?;
-        let mut state = StateDict::load(file.path()).map_err(|e| e.to_string())?;
-        let (model, optimizer) =
-            std::mem::take(&mut state.tensors).into_iter().partition(|(name, _)| name.starts_with("model:"));
-        state.tensors = optimizer;
-        let mut new = Self::build(config)?;
-        let names = sam_opt::tensor::checkpoint::NameMap { prefixes: vec![("model:".into(), String::new())] };
-        let weights = StateDict { tensors: model, ..StateDict::default() };
-        weights.copy_into(&new.store, &names).map_err(|e| e.to_string())?;
-        new.optimizer.load_state_dict(&state).map_err(|e| e.to_string())?;
-        Ok(new)
+    fn load(&mut self, state: &StateDict) -> Result<()> {
+        self.optimizer.load_state_dict(state)
     }
 }
 
 /// One test, because the networks draw their dropout from libtorch's one global stream.
 #[test]
 fn iam_d_s_and_de_conform_and_share_dropout_within_a_step() {
-    assert_conforms::<Training<D>>();
-    assert_conforms::<Training<S>>();
-    assert_conforms::<Training<De>>();
+    assert_conforms::<Training<Tried<D>>>();
+    assert_conforms::<Training<Tried<S>>>();
+    assert_conforms::<Training<Tried<De>>>();
     // δ reused at rate 0 and radius tiny: with other dropout in the two passes the divergence would be large.
     let config = IamConfig { rho: 1e-6, ..IamConfig::d(0.3, 2.0) };
-    let mut training = Training::<D>::build(&config).unwrap();
+    let mut training = Training::<Tried<D>>::build(&config).unwrap();
     let (x, y) = batch(16, 0);
     let net = &training.net;
     let stats = training
+        .method
         .optimizer
         .step(|_| Ok(net.forward_with(&x, true, true)), |z| Ok(z.cross_entropy_for_logits(&y)))
         .unwrap();

@@ -90,22 +90,11 @@ fn arms(digits: Digits) -> Vec<Arm> {
     ]
 }
 
-pub(super) fn claim(name: &str, statement: &str, source: &str, metric: &str, arms: (&str, &str), test: Test) -> Claim {
-    Claim {
-        name: name.into(),
-        statement: statement.into(),
-        source: source.into(),
-        metric: metric.into(),
-        arm: arms.0.into(),
-        reference: arms.1.into(),
-        test,
-    }
-}
-
 fn claims() -> Vec<Claim> {
-    let of = |name, statement, arms, margin| claim(name, statement, "ours", "accuracy", arms, Test::Superior(margin));
+    let of =
+        |name, statement, arms, margin| Claim::new(name, statement, "ours", "accuracy", arms, Test::Superior(margin));
     vec![
-        claim(
+        Claim::new(
             "iam-d-beats-sam",
             "IAM-D is better than SAM by more than 2 points.",
             "paper (better), ours (2 points)",
@@ -127,8 +116,15 @@ fn claims() -> Vec<Claim> {
             ("iam-d", "random"),
             2.0,
         ),
-        claim("nll", "IAM-D has a lower test loss than SAM.", "ours", "nll", ("iam-d", "sam"), Test::Superior(0.0)),
-        claim(
+        Claim::new(
+            "nll",
+            "IAM-D has a lower test loss than SAM.",
+            "ours",
+            "nll",
+            ("iam-d", "sam"),
+            Test::Superior(0.0),
+        ),
+        Claim::new(
             "flatter",
             "IAM-D has a lower local inconsistency than SAM.",
             "paper",
@@ -138,7 +134,7 @@ fn claims() -> Vec<Claim> {
         ),
         of("iam-d-beats-vat", "IAM-D is better than virtual adversarial training.", ("iam-d", "vat"), 0.0),
         of("iam-s-beats-sam", "IAM-S is better than SAM.", ("iam-s", "sam"), 0.0),
-        claim(
+        Claim::new(
             "one-step-is-enough",
             "Three inner steps are at most one point better than one.",
             "ours",

@@ -1,10 +1,10 @@
 //! FixMatch with and without IAM's penalty: protocol 2 of the specification `sam-opt-iam`.
 
-use super::iam_few::{claim, metrics};
+use super::iam_few::metrics;
 use super::iam_train::{Digits, Epochs, Trained, few_labels, he_network, rate, sgd};
 use super::search::{Candidate, Score, Tuned, run_search};
 use crate::experiment::{Body, Context, Experiment, Outcome};
-use crate::spec::{Arm, Direction, Kind, Metric, Role, Spec, Test};
+use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
 use anyhow::{Context as _, Result};
 use datasets::image;
 use rand::{Rng, RngCore};
@@ -117,7 +117,7 @@ pub(super) fn experiment() -> Experiment {
                 Arm::new("iam-d", "IAM-D", Role::Method, note("iam-d")),
             ],
             claims: vec![
-                claim(
+                Claim::new(
                     "iam-adds-to-fixmatch",
                     "IAM-D makes FixMatch better.",
                     "paper",
@@ -125,7 +125,7 @@ pub(super) fn experiment() -> Experiment {
                     ("fixmatch-iam", "fixmatch"),
                     Test::Superior(0.0),
                 ),
-                claim(
+                Claim::new(
                     "fixmatch-adds-to-iam",
                     "FixMatch makes IAM-D better.",
                     "paper",
@@ -133,7 +133,7 @@ pub(super) fn experiment() -> Experiment {
                     ("fixmatch-iam", "iam-d"),
                     Test::Superior(0.0),
                 ),
-                claim(
+                Claim::new(
                     "nll",
                     "IAM-D lowers FixMatch's test loss.",
                     "ours",

@@ -1,11 +1,11 @@
 //! All labels: protocol 4 of the specification `sam-opt-iam`.
 
 use super::iam_arms::Method;
-use super::iam_few::{claim, metrics};
+use super::iam_few::metrics;
 use super::iam_train::{Digits, Plan, Samples, Split, hold_out, train};
 use super::search::{Tuned, run_search};
 use crate::experiment::{Body, Context, Experiment, Outcome};
-use crate::spec::{Arm, Kind, Role, Spec, Test};
+use crate::spec::{Arm, Claim, Kind, Role, Spec, Test};
 use anyhow::{Context as _, Result};
 use datasets::split;
 
@@ -25,7 +25,7 @@ pub(super) fn experiment() -> Experiment {
     let tuned = Tuned::<Method>::parse(TUNED).ok();
     let note = |arm: &str| tuned.as_ref().and_then(|t| t.note(arm)).unwrap_or_else(|| "not tuned yet".to_owned());
     let parity = |name: &str, statement: &str, arm: &str, reference: &str| {
-        claim(name, statement, "ours", "accuracy", (arm, reference), Test::Equivalent(0.3))
+        Claim::new(name, statement, "ours", "accuracy", (arm, reference), Test::Equivalent(0.3))
     };
     Experiment {
         spec: Spec {

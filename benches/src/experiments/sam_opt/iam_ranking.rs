@@ -1,9 +1,8 @@
 //! Does the local inconsistency rank models by their generalization gap? Protocol 3 of the specification `sam-opt-iam`.
 
-use super::iam_few::claim;
 use super::iam_train::{Digits, Epochs, Samples, Trained, he_network};
 use crate::experiment::{Body, Context, Experiment, Outcome, Outcomes};
-use crate::spec::{Arm, Direction, Kind, Metric, Role, Spec, Test};
+use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
 use anyhow::{Context as _, Result};
 use datasets::split;
 use rand::Rng;
@@ -65,7 +64,7 @@ fn settings() -> Vec<Setting> {
 pub(super) fn experiment() -> Experiment {
     use Direction::{Higher, Neither};
     let against = |name: &str, statement: &str, source: &str, reference: &str, test| {
-        claim(name, statement, source, "tau", ("inconsistency", reference), test)
+        Claim::new(name, statement, source, "tau", ("inconsistency", reference), test)
     };
     Experiment {
         spec: Spec {

@@ -6,7 +6,8 @@
 use super::config::AmdfConfig;
 use super::{Memory, Probe};
 use crate::Result;
-use tensor::tch::{Kind, Tensor, no_grad};
+use crate::direction::products;
+use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamSet, ParamVec, RestoreGuard, Seed, fused};
 
 /// `u_m = a g + Σ_j b_j z_{mj}` over the tensors `j` of the perturbed parameters: direction `m` as the coefficients of the
@@ -64,7 +65,7 @@ impl<'a> Directions<'a> {
             let (mut square, mut noise) = (1.0, vec![0.0; self.set.len()]);
             for (j, tensor, part) in self.present() {
                 fused::fill_normal(tensor, self.noise_seed(m), j as u64)?;
-                let [zz, zg, gg] = sums(tensor, part);
+                let [zz, zg, gg] = products(tensor, part)?;
                 let rescale = if zz > 0.0 { (gg / zz).sqrt() / self.norm } else { 0.0 };
                 noise[j] = self.zeta * rescale;
                 square += noise[j] * noise[j] * zz + 2.0 * noise[j] * zg / self.norm;
@@ -109,7 +110,7 @@ impl<'a> Directions<'a> {
                     add(tensor, factor, &z)?;
                 }
             }
-            let [vv, vg, _] = sums(tensor, part);
+            let [vv, vg, _] = products(tensor, part)?;
             square += vv;
             inner += vg;
         }
@@ -117,12 +118,12 @@ impl<'a> Directions<'a> {
         // Directions that cancel leave nothing to normalize: take the guided one.
         if length <= 1e-12 {
             let applied = self.visit(0, scale, guard)?;
-            return Ok((self.length(&applied, scale), 1.0));
+            return Ok((self.length(&applied, scale)?, 1.0));
         }
         let mut applied = 0.0;
         for (j, tensor, part) in self.present() {
             let radius = scale * self.radii[j];
-            let [vv, _, _] = sums(tensor, part);
+            let [vv, _, _] = products(tensor, part)?;
             applied += radius * radius * vv / square;
             place(tensor, &guard.originals()[j], part, 0.0, radius / length)?;
         }
@@ -130,12 +131,12 @@ impl<'a> Directions<'a> {
     }
 
     /// `‖scale · ρ u_0‖` with every tensor's own radius.
-    fn length(&self, guided: &Direction, scale: f64) -> f64 {
-        let square = |(j, _, part): (usize, &Tensor, &Tensor)| {
-            let [gg, _, _] = sums(part, part);
-            (scale * self.radii[j] * guided.gradient).powi(2) * gg
-        };
-        self.present().map(square).sum::<f64>().sqrt()
+    fn length(&self, guided: &Direction, scale: f64) -> Result<f64> {
+        let mut square = 0.0;
+        for (j, _, part) in self.present() {
+            square += (scale * self.radii[j] * guided.gradient).powi(2) * products(part, part)?[0];
+        }
+        Ok(square.sqrt())
     }
 
     /// `‖ε‖` and the cosine with `u_0` of the direction `m` that the parameters are on.
@@ -143,7 +144,7 @@ impl<'a> Directions<'a> {
         let (mut square, mut inner) = (0.0, 0.0);
         for (j, tensor, part) in self.present() {
             let moved = no_grad(|| tensor.f_sub(&guard.originals()[j]))?;
-            let [mm, mg, _] = sums(&moved, part);
+            let [mm, mg, _] = products(&moved, part)?;
             square += mm;
             inner += mg;
         }
@@ -177,20 +178,6 @@ pub(super) fn judge(config: &AmdfConfig, slopes: &[Option<f64>], step: u64, memo
     let total: f64 = raw.iter().sum();
     let weights = raw.into_iter().map(|a| a / total).collect();
     Probe { step, scale, weights, sharpness, anisotropy: std, failures }
-}
-
-/// `(Σ x², Σ x y, Σ y²)`, in f64.
-fn sums(x: &Tensor, y: &Tensor) -> [f64; 3] {
-    let fast = fused::reduce([&[x], &[y]], |_, [x, y]| {
-        let (x, y) = (f64::from(x), f64::from(y));
-        [x * x, x * y, y * y]
-    });
-    fast.unwrap_or_else(|| {
-        no_grad(|| {
-            let (x, y) = (x.to_kind(Kind::Double), y.to_kind(Kind::Double));
-            [&x * &x, &x * &y, &y * &y].map(|t| t.sum(Kind::Double).double_value(&[]))
-        })
-    })
 }
 
 /// `target ← original + a g + b target`.
@@ -234,6 +221,7 @@ fn add(target: &Tensor, a: f64, x: &Tensor) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensor::tch::Kind;
 
     fn close(got: &[f64], expected: &[f64], tolerance: f64) {
         for (g, e) in got.iter().zip(expected) {

@@ -6,6 +6,7 @@
 
 use super::config::ProbeNorm;
 use super::lgi::kink_from_losses;
+use crate::direction::products;
 use crate::{Error, Result};
 use tensor::tch::{Kind, Tensor, no_grad};
 use tensor::{Seed, fused};
@@ -150,18 +151,18 @@ impl Prober<'_> {
     /// Length of the noise in the parameters and its inner product with the gradient, tensor by tensor.
     fn measure(&self) -> Result<Direction> {
         let mut lengths = Vec::with_capacity(self.params.len());
-        let mut products = Vec::with_capacity(self.params.len());
+        let mut slopes = Vec::with_capacity(self.params.len());
         for (param, grad) in self.params.iter().zip(&self.grads) {
-            let [square, product] = sums(param, grad)?;
+            let [square, product, _] = products(param, grad)?;
             lengths.push(square);
-            products.push(product);
+            slopes.push(product);
         }
         let scale = |square: f64| 1.0 / (square.sqrt() + NORM_EPS);
         let scales: Vec<f64> = match self.norm {
             ProbeNorm::PerTensor => lengths.iter().map(|&square| scale(square)).collect(),
             ProbeNorm::Global => vec![scale(lengths.iter().sum()); lengths.len()],
         };
-        let slope = scales.iter().zip(&products).map(|(scale, product)| scale * product).sum();
+        let slope = scales.iter().zip(&slopes).map(|(scale, slope)| scale * slope).sum();
         Ok(Direction { scales, slope })
     }
 
@@ -199,7 +200,7 @@ impl Prober<'_> {
     pub(super) fn slope_square(&self) -> Result<f64> {
         let mut squares = Vec::with_capacity(self.grads.len());
         for grad in &self.grads {
-            squares.push(sums(grad, grad)?[0]);
+            squares.push(products(grad, grad)?[0]);
         }
         let count = |tensor: &&Tensor| tensor.numel().max(1) as f64;
         Ok(match self.norm {
@@ -223,7 +224,7 @@ impl Prober<'_> {
             if original.kind() == Kind::Double {
                 continue;
             }
-            let rms = (sums(original, original)?[0] / n.max(1) as f64).sqrt();
+            let rms = (products(original, original)?[0] / n.max(1) as f64).sqrt();
             if moved < 1e-7 * rms {
                 below += n;
             }
@@ -256,17 +257,4 @@ fn half_spacing(kind: Kind, x: f64) -> Option<f64> {
     };
     let exponent = if x > 0.0 { (x.log2().floor() as i32).max(smallest) } else { smallest };
     Some(2f64.powi(exponent - digits))
-}
-
-/// `[Σ a², Σ a·b]` of two tensors, in f64.
-fn sums(a: &Tensor, b: &Tensor) -> Result<[f64; 2]> {
-    let fused = fused::reduce([&[a], &[b]], |_, [a, b]| [f64::from(a) * f64::from(a), f64::from(a) * f64::from(b)]);
-    if let Some(sums) = fused {
-        return Ok(sums);
-    }
-    no_grad(|| {
-        let (a, b) = (a.f_to_kind(Kind::Double)?, b.f_to_kind(Kind::Double)?);
-        let sum = |x: Tensor| -> Result<f64> { Ok(x.f_sum(Kind::Double)?.f_double_value(&[])?) };
-        Ok([sum(a.f_square()?)?, sum(a.f_mul(&b)?)?])
-    })
 }

@@ -24,9 +24,9 @@ pub trait Method: Sized {
 }
 
 pub struct Training<M> {
-    store: VarStore,
-    net: Mlp,
-    method: M,
+    pub store: VarStore,
+    pub net: Mlp,
+    pub method: M,
 }
 
 fn text<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> std::result::Result<T, String> {

@@ -71,23 +71,11 @@ pub(super) fn arms(protocol: &Protocol) -> Vec<Arm> {
 /// Where the oracle's radius comes from.
 const ORACLE_NOTE: &str = "ρ 0.5, chosen by the specification on the held-out domains";
 
-fn claim(name: &str, statement: &str, source: &str, metric: &str, arms: (&str, &str), test: Test) -> Claim {
-    Claim {
-        name: name.into(),
-        statement: statement.into(),
-        source: source.into(),
-        metric: metric.into(),
-        arm: arms.0.into(),
-        reference: arms.1.into(),
-        test,
-    }
-}
-
 fn claims() -> Vec<Claim> {
     let ours = "ours";
     let prior = "prior work";
     vec![
-        claim(
+        Claim::new(
             "sam-beats-erm",
             "SAM is better than ERM on a domain it wasn't trained on.",
             prior,
@@ -95,7 +83,7 @@ fn claims() -> Vec<Claim> {
             ("sam", "erm"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "sam-beats-erm-equal-passes",
             "SAM is better than ERM given as many passes.",
             ours,
@@ -103,7 +91,7 @@ fn claims() -> Vec<Claim> {
             ("sam", "erm-2x"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "sam-is-flatter",
             "SAM ends where the loss rises less along the gradient than ERM does.",
             prior,
@@ -111,7 +99,7 @@ fn claims() -> Vec<Claim> {
             ("sam", "erm"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "asam-no-worse",
             "ASAM is at most half a point worse than SAM.",
             ours,
@@ -119,7 +107,7 @@ fn claims() -> Vec<Claim> {
             ("asam", "sam"),
             Test::NonInferior(0.5),
         ),
-        claim(
+        Claim::new(
             "gsam-no-worse",
             "GSAM is at most half a point worse than SAM.",
             ours,
@@ -127,7 +115,7 @@ fn claims() -> Vec<Claim> {
             ("gsam", "sam"),
             Test::NonInferior(0.5),
         ),
-        claim(
+        Claim::new(
             "sagm-no-worse",
             "SAGM is at most half a point worse than SAM.",
             ours,
@@ -135,7 +123,7 @@ fn claims() -> Vec<Claim> {
             ("sagm", "sam"),
             Test::NonInferior(0.5),
         ),
-        claim(
+        Claim::new(
             "oracle-beats-erm",
             "SAM at the ρ that the specification chose on the held-out domains is better than ERM.",
             ours,
@@ -143,7 +131,7 @@ fn claims() -> Vec<Claim> {
             ("sam-oracle", "erm"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "oracle-gap",
             "What choosing ρ on the held-out domains adds over choosing it on the source domains.",
             ours,
@@ -151,7 +139,7 @@ fn claims() -> Vec<Claim> {
             ("sam-oracle", "sam"),
             Test::Descriptive,
         ),
-        claim(
+        Claim::new(
             "da-sam-beats-sam",
             "DA-SAM is better than SAM at the same ρ.",
             "paper",
@@ -159,7 +147,7 @@ fn claims() -> Vec<Claim> {
             ("da-sam-same", "sam"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "da-sam-beats-sam-equal-passes",
             "DA-SAM is better than SAM given as many passes.",
             ours,
@@ -167,7 +155,7 @@ fn claims() -> Vec<Claim> {
             ("da-sam", "sam-1.67x"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "da-sam-beats-sam-oracle",
             "DA-SAM is better than SAM, both at the ρ that was chosen on the held-out domains.",
             ours,
@@ -175,7 +163,7 @@ fn claims() -> Vec<Claim> {
             ("da-sam-oracle", "sam-oracle"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "da-sam-no-worse",
             "DA-SAM is at most half a point worse than SAM, each at its own ρ.",
             ours,
@@ -183,7 +171,7 @@ fn claims() -> Vec<Claim> {
             ("da-sam", "sam"),
             Test::NonInferior(0.5),
         ),
-        claim(
+        Claim::new(
             "da-sam-flatter",
             "DA-SAM ends flatter than SAM along random directions, at the same ρ.",
             "paper",
@@ -191,7 +179,7 @@ fn claims() -> Vec<Claim> {
             ("da-sam-same", "sam"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "da-sam-worst-source",
             "DA-SAM is better than SAM on its worst source domain, at the same ρ.",
             ours,
@@ -199,7 +187,7 @@ fn claims() -> Vec<Claim> {
             ("da-sam-same", "sam"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "gradient-matters",
             "The gradient's direction matters: SAM is better than noise of the same length (ρ 0.5).",
             ours,
@@ -207,7 +195,7 @@ fn claims() -> Vec<Claim> {
             ("sam-oracle", "random-oracle"),
             Test::Superior(0.0),
         ),
-        claim(
+        Claim::new(
             "dgsam-no-worse",
             "DGSAM is at most half a point worse than SAM.",
             ours,
@@ -215,7 +203,7 @@ fn claims() -> Vec<Claim> {
             ("dgsam", "sam"),
             Test::NonInferior(0.5),
         ),
-        claim(
+        Claim::new(
             "disam-no-worse",
             "DISAM is at most half a point worse than SAM.",
             ours,
