@@ -28,7 +28,31 @@ struct Row {
 }
 
 /// The methods that exist.
-const ROWS: [Row; 4] = [
+const ROWS: [Row; 7] = [
+    Row {
+        method: "DA-SAM",
+        krate: "sam-opt",
+        purpose: "several source domains, use on one that was never seen",
+        page: "da-sam.md",
+        evidence: ("handwriting3", "da-sam-beats-sam"),
+        provenance: "ICML 2026; formulas reconstructed from the abstract",
+    },
+    Row {
+        method: "IAM",
+        krate: "sam-opt",
+        purpose: "few labels, many unlabeled inputs; flatness without labels",
+        page: "iam.md",
+        evidence: ("few-labels-mnist", "iam-d-beats-sam"),
+        provenance: "ICML 2026",
+    },
+    Row {
+        method: "S-Adam",
+        krate: "sam-opt",
+        purpose: "non-smooth or noisy training (read its page first)",
+        page: "s-adam.md",
+        evidence: ("noisy-batches", "noisy-batches-best-rates"),
+        provenance: "ICML 2026, official code",
+    },
     Row {
         method: "SAM",
         krate: "sam-opt",
