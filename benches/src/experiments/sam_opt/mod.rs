@@ -3,25 +3,11 @@
 mod arms;
 mod cost;
 mod domains;
-mod iam_arms;
-mod iam_cost;
-mod iam_few;
-mod iam_fixmatch;
-mod iam_parity;
-mod iam_peers;
-mod iam_ranking;
-mod iam_train;
+mod iam;
 mod nets;
 mod peer;
 mod peers;
-mod s_adam_ablations;
-mod s_adam_cost;
-mod s_adam_curves;
-mod s_adam_data;
-mod s_adam_nets;
-mod s_adam_non_smooth;
-mod s_adam_peers;
-mod s_adam_train;
+mod s_adam;
 mod search;
 pub mod tune;
 
@@ -35,22 +21,8 @@ pub fn experiments() -> Vec<Experiment> {
         domains::ablations(),
         cost::experiment(),
         peers::experiment(),
-        s_adam_curves::noisy_batches(),
-        s_adam_curves::qat_2bit(),
-        s_adam_curves::qat_4bit(),
-        s_adam_non_smooth::experiment(),
-        s_adam_cost::experiment(),
-        s_adam_peers::experiment(),
-        s_adam_ablations::experiment(),
-        s_adam_ablations::cnn(),
-        iam_few::mnist(),
-        iam_few::digits(),
-        iam_fixmatch::experiment(),
-        iam_ranking::experiment(),
-        iam_parity::experiment(),
-        iam_cost::experiment(),
-        iam_peers::experiment(),
     ];
-    all.extend(iam_few::sweeps());
+    all.extend(iam::experiments());
+    all.extend(s_adam::experiments());
     all
 }

@@ -2,9 +2,8 @@
 
 use super::arms::{Method, SEARCHED};
 use super::domains::{HANDWRITING3, Protocol, ROTATED_MNIST, STEPS, source_validation};
-use super::s_adam_curves;
 use super::search::run_search;
-use super::{iam_few, iam_fixmatch, iam_parity};
+use super::{iam, s_adam};
 use crate::experiment::Context;
 use anyhow::{Context as _, Result, bail};
 
@@ -16,13 +15,10 @@ pub fn tune(context: &Context, experiment: &str) -> Result<String> {
     match experiment {
         "handwriting3" => over_domains(context, &HANDWRITING3),
         "rotated-mnist" => over_domains(context, &ROTATED_MNIST),
-        "noisy-batches" => s_adam_curves::search(context, &s_adam_curves::NOISY),
-        "qat-2bit" => s_adam_curves::search(context, &s_adam_curves::QAT2),
-        "qat-4bit" => s_adam_curves::search(context, &s_adam_curves::QAT4),
-        "few-labels" => iam_few::search(context),
-        "fixmatch-digits" => iam_fixmatch::search(context),
-        "supervised-parity" => iam_parity::search(context),
-        other => bail!("\"{other}\" has no search."),
+        other => match iam::search(context, other).or_else(|| s_adam::search(context, other)) {
+            Some(found) => found,
+            None => bail!("\"{other}\" has no search."),
+        },
     }
 }
 

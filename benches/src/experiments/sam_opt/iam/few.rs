@@ -1,13 +1,13 @@
 //! Few labels, many inputs without: protocol 1 of the specification `sam-opt-iam`.
 
-use super::iam_arms::{Form, Iam, Method};
-use super::iam_train::{Digits, Plan, few_labels, train};
-use super::search::{Score, Tuned, run_search};
+use super::super::search::{Score, Tuned, run_search};
+use super::arms::{Form, Iam, Method};
+use super::train::{Digits, Plan, few_labels, train};
 use crate::experiment::{Body, Context, Experiment, Outcome};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use anyhow::{Context as _, Result, bail};
 
-const TUNED: &str = include_str!("../../../tuned/few-labels.json");
+const TUNED: &str = include_str!("../../../../tuned/few-labels.json");
 /// Optimizer steps; fewer in quick runs.
 const STEPS: u64 = 500;
 const QUICK_STEPS: u64 = 200;
@@ -345,6 +345,6 @@ mod tests {
             };
             assert_eq!((random.rho, random.beta, random.form), (d.rho, d.beta, Form::Random));
         }
-        assert!(run(Digits::Opt, &super::super::iam_train::tests_context(), "sgd", 1000).is_err());
+        assert!(run(Digits::Opt, &super::super::train::tests_context(), "sgd", 1000).is_err());
     }
 }

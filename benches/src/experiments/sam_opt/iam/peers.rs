@@ -1,7 +1,7 @@
 //! The Python peer of IAM: the same steps with `torch.func.functional_call` on PyTorch, interleaved with ours.
 
-use super::nets::{LARGE, Model, Net, SMALL, wave};
-use super::peer::{Peer, same_work};
+use super::super::nets::{LARGE, Model, Net, SMALL, wave};
+use super::super::peer::{Peer, same_work};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
@@ -16,7 +16,7 @@ const LOSS: &str = "loss";
 const INCONSISTENCY: &str = "inconsistency";
 /// Steps after which both sides' losses are compared.
 const STEPS: usize = 20;
-const SCRIPT: &str = include_str!("../../../peers/iam.py");
+const SCRIPT: &str = include_str!("../../../../peers/iam.py");
 const METHODS: [(&str, &str); 2] = [("iam-d", "IAM-D"), ("iam-s", "IAM-S")];
 const NETS: [(&Net, &str); 2] = [(&SMALL, "64-128-128-10, batch 64"), (&LARGE, "784-2048-2048-2048-10, batch 256")];
 const RHO: f64 = 0.05;
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_shared_noise_has_about_unit_length_and_both_methods_train_with_it() {
-        let context = super::super::iam_train::tests_context();
+        let context = super::super::train::tests_context();
         let model = Model::new(&SMALL, Device::Cpu).unwrap();
         assert!((start(&model.params().unwrap()).norm() - 1.0).abs() < 0.01);
         let before = model.loss().double_value(&[]);

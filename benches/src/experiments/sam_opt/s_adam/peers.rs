@@ -1,8 +1,8 @@
 //! The Python peer of S-Adam: PyTorch's AdamW with the published probe loop, in a process of its own.
 
-use super::nets::{LARGE, Model, Net};
-use super::peer::{Peer, same_work};
-use super::s_adam_cost::{DIGITS, MILLION};
+use super::super::nets::{LARGE, Model, Net};
+use super::super::peer::{Peer, same_work};
+use super::cost::{DIGITS, MILLION};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 const METRIC: &str = "step";
 const LOSS: &str = "loss";
 const DAMPING: &str = "damping";
-const SCRIPT: &str = include_str!("../../../peers/s_adam.py");
+const SCRIPT: &str = include_str!("../../../../peers/s_adam.py");
 /// Steps after which both sides' losses are compared. AdamW divides by the root of the mean square, so rounding in tiny
 /// gradients becomes full steps: on the large network PyTorch with one thread and with two is 1e-3 apart after 20 steps,
 /// and not at all after 5, while the loss has moved by some percent.

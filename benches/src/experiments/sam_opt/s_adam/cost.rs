@@ -1,6 +1,6 @@
 //! What a step of S-Adam costs over AdamW and the probes' forward passes.
 
-use super::nets::{LARGE, Model, Net};
+use super::super::nets::{LARGE, Model, Net};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};

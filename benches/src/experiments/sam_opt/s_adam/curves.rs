@@ -1,10 +1,10 @@
 //! Protocols A (quantization-aware training) and B (small noisy batches) of the specification `sam-opt-s-adam`: every
 //! optimizer over a grid of learning rates.
 
-use super::s_adam_data::{Data, Draw};
-use super::s_adam_nets::Shape;
-use super::s_adam_train::{Plan, Rule, Trained, train};
-use super::search::{Candidate, Tuned, run_search};
+use super::super::search::{Candidate, Tuned, run_search};
+use super::data::{Data, Draw};
+use super::nets::Shape;
+use super::train::{Plan, Rule, Trained, train};
 use crate::experiment::{Body, Context, Experiment, Outcome};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use anyhow::{Context as _, Result, bail};
@@ -36,7 +36,7 @@ pub(super) static NOISY: Curve = Curve {
     plan: Plan { shape: Shape::Mlp { bits: None }, batch: 8, epochs: 3 },
     draw: Draw { train: 1500, label_noise: 0.4 },
     too_high: 1e-2,
-    tuned: include_str!("../../../tuned/noisy-batches.json"),
+    tuned: include_str!("../../../../tuned/noisy-batches.json"),
 };
 
 pub(super) static QAT2: Curve = Curve {
@@ -44,7 +44,7 @@ pub(super) static QAT2: Curve = Curve {
     plan: Plan { shape: Shape::Mlp { bits: Some(2) }, batch: 64, epochs: 6 },
     draw: Draw { train: 2500, label_noise: 0.0 },
     too_high: 1e-2,
-    tuned: include_str!("../../../tuned/qat-2bit.json"),
+    tuned: include_str!("../../../../tuned/qat-2bit.json"),
 };
 
 pub(super) static QAT4: Curve = Curve {
@@ -52,7 +52,7 @@ pub(super) static QAT4: Curve = Curve {
     plan: Plan { shape: Shape::Mlp { bits: Some(4) }, batch: 64, epochs: 6 },
     draw: Draw { train: 2500, label_noise: 0.0 },
     too_high: 3e-2,
-    tuned: include_str!("../../../tuned/qat-4bit.json"),
+    tuned: include_str!("../../../../tuned/qat-4bit.json"),
 };
 
 /// A learning rate of an arm, for the search.

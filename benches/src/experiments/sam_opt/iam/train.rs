@@ -1,7 +1,7 @@
 //! Training with few labels, and what is measured afterwards.
 
-use super::iam_arms::{DECAY, Form, Method};
-use super::search::Score;
+use super::super::search::Score;
+use super::arms::{DECAY, Form, Method};
 use crate::experiment::{Context, Outcome};
 use anyhow::{Context as _, Result};
 use datasets::{Labeled, image, mnist10k, optdigits, split};
@@ -404,10 +404,10 @@ mod tests {
         // At strength 0 each method is SGD on the same batches.
         assert_eq!(run(&Method::Sam { rho: 0.0 }).0, sgd);
         assert_eq!(
-            run(&Method::Iam(super::super::iam_arms::Iam::new(Form::S, 0.0, 0.0))).0.to_bits() >> 20,
+            run(&Method::Iam(super::super::arms::Iam::new(Form::S, 0.0, 0.0))).0.to_bits() >> 20,
             sgd.to_bits() >> 20
         );
-        for arm in super::super::iam_few::SEARCHED {
+        for arm in super::super::few::SEARCHED {
             let method = &Method::grid(arm).unwrap()[4];
             assert!(run(method).0.is_finite(), "{arm}");
         }

@@ -1,9 +1,9 @@
 //! What S-Adam's settings do, and its other controls: run by name.
 
-use super::s_adam_curves::{GRID, QAT2, area, at};
-use super::s_adam_data::{Data, Draw};
-use super::s_adam_nets::Shape;
-use super::s_adam_train::{Plan, Rule, train};
+use super::curves::{GRID, QAT2, area, at};
+use super::data::{Data, Draw};
+use super::nets::Shape;
+use super::train::{Plan, Rule, train};
 use crate::experiment::{Body, Context, Experiment, Outcome};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
 use anyhow::{Context as _, Result};

@@ -1,15 +1,15 @@
 //! All labels: protocol 4 of the specification `sam-opt-iam`.
 
-use super::iam_arms::Method;
-use super::iam_few::metrics;
-use super::iam_train::{Digits, Plan, Samples, Split, hold_out, train};
-use super::search::{Tuned, run_search};
+use super::super::search::{Tuned, run_search};
+use super::arms::Method;
+use super::few::metrics;
+use super::train::{Digits, Plan, Samples, Split, hold_out, train};
 use crate::experiment::{Body, Context, Experiment, Outcome};
 use crate::spec::{Arm, Claim, Kind, Role, Spec, Test};
 use anyhow::{Context as _, Result};
 use datasets::split;
 
-const TUNED: &str = include_str!("../../../tuned/supervised-parity.json");
+const TUNED: &str = include_str!("../../../../tuned/supervised-parity.json");
 const DIGITS: Digits = Digits::Mnist;
 const TEST: usize = 3000;
 const PLAN: Plan = Plan { steps: 1000, labeled: 100, unlabeled: 0 };

@@ -1,8 +1,8 @@
 //! FixMatch with and without IAM's penalty: protocol 2 of the specification `sam-opt-iam`.
 
-use super::iam_few::metrics;
-use super::iam_train::{Digits, Epochs, Trained, few_labels, he_network, rate, sgd};
-use super::search::{Candidate, Score, Tuned, run_search};
+use super::super::search::{Candidate, Score, Tuned, run_search};
+use super::few::metrics;
+use super::train::{Digits, Epochs, Trained, few_labels, he_network, rate, sgd};
 use crate::experiment::{Body, Context, Experiment, Outcome};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
 use anyhow::{Context as _, Result};
@@ -15,7 +15,7 @@ use tensor::ndarray::ArrayD;
 use tensor::tch::{Tensor, nn::VarStore};
 use tensor::{Seed, interop};
 
-const TUNED: &str = include_str!("../../../tuned/fixmatch-digits.json");
+const TUNED: &str = include_str!("../../../../tuned/fixmatch-digits.json");
 const DIGITS: Digits = Digits::Mnist;
 const STEPS: u64 = 500;
 /// Labeled and unlabeled digits of a step.
@@ -41,7 +41,7 @@ struct Recipe {
 
 impl Recipe {
     fn plain() -> Self {
-        Self { weight_decay: super::iam_arms::DECAY, threshold: None, beta: 0.0, rho: 0.0 }
+        Self { weight_decay: super::arms::DECAY, threshold: None, beta: 0.0, rho: 0.0 }
     }
 
     fn grid(arm: &str) -> Vec<Recipe> {
@@ -173,12 +173,7 @@ fn change(x: &Tensor, background: f32, strong: bool, rng: &mut impl RngCore) -> 
 }
 
 /// Trains, and leaves the averaged weights in the network. Returns the share of unlabeled digits kept at the end, too.
-fn train(
-    context: &Context,
-    recipe: &Recipe,
-    seed: u64,
-    search: bool,
-) -> Result<(Trained, super::iam_train::Split, f64)> {
+fn train(context: &Context, recipe: &Recipe, seed: u64, search: bool) -> Result<(Trained, super::train::Split, f64)> {
     let split = few_labels(DIGITS, seed, search, context.device)?;
     let all = split.unlabeled.as_ref().context("this protocol has unlabeled digits")?;
     let background = all.min().double_value(&[]) as f32;

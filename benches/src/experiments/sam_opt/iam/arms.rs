@@ -1,6 +1,6 @@
 //! The methods of IAM's experiments and the values that their searches choose among.
 
-use super::search::Candidate;
+use super::super::search::Candidate;
 use sam_opt::{IamConfig, IamDirection, IamVariant, PenaltyGradient};
 use serde::{Deserialize, Serialize};
 
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn every_searched_arm_has_as_many_different_valid_candidates() {
-        for arm in super::super::iam_few::SEARCHED {
+        for arm in super::super::few::SEARCHED {
             let grid = Method::grid(arm).unwrap();
             assert_eq!(grid.len(), CANDIDATES, "{arm}");
             for (i, candidate) in grid.iter().enumerate() {

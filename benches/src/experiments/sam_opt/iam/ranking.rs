@@ -1,6 +1,6 @@
 //! Does the local inconsistency rank models by their generalization gap? Protocol 3 of the specification `sam-opt-iam`.
 
-use super::iam_train::{Digits, Epochs, Samples, Trained, he_network};
+use super::train::{Digits, Epochs, Samples, Trained, he_network};
 use crate::experiment::{Body, Context, Experiment, Outcome, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Role, Spec, Test};
 use anyhow::{Context as _, Result};

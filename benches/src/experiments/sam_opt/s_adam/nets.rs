@@ -1,6 +1,6 @@
 //! The networks of S-Adam's experiments, with fake-quantized weights.
 
-use super::s_adam_data::FEATURES;
+use super::data::FEATURES;
 use anyhow::Result;
 use sam_opt::FakeQuant;
 use tensor::Seed;

@@ -1,6 +1,6 @@
 //! What a step of IAM costs beside SAM's, and how much of it isn't a pass.
 
-use super::nets::{LARGE, Model, Net, SMALL, wave};
+use super::super::nets::{LARGE, Model, Net, SMALL, wave};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn every_arm_is_timed_on_every_network() {
         const TINY: Net = Net { name: "tiny", widths: &[4, 8, 10], batch: 10, steps: 1 };
-        let context = super::super::iam_train::tests_context();
+        let context = super::super::train::tests_context();
         let mlp = || Ok(Box::new(Model::new(&TINY, Device::Cpu)?) as Box<dyn Problem>);
         let conv = || Ok(Box::new(Conv::new(4, Device::Cpu)?) as Box<dyn Problem>);
         let mut timed = time(&context, "small", 1, 1, mlp).unwrap();

@@ -1,8 +1,8 @@
 //! One training run of S-Adam's experiments.
 
-use super::s_adam_data::{Data, accuracy};
-use super::s_adam_nets::{Network, Shape};
-use super::search::Score;
+use super::super::search::Score;
+use super::data::{Data, accuracy};
+use super::nets::{Network, Shape};
 use crate::experiment::Context;
 use anyhow::Result;
 use rand::seq::SliceRandom as _;
