@@ -1,5 +1,6 @@
 //! Fake quantization for quantization-aware training.
 
+use crate::base::state_kind;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tensor::tch::{Kind, Tensor, no_grad};
@@ -8,8 +9,9 @@ use tensor::tch::{Kind, Tensor, no_grad};
 /// where the gradient of `x̂` is passed to `x` unchanged.
 ///
 /// The scale is `s = (2^(b−1) − 1)/max|x|` for three bits and more (codes −8..7 and 7/max at four bits), and `1.5/max|x|`
-/// for two bits (codes −2..1), which rounds the largest value to the outermost code on the negative side. Rounding is
-/// to the nearest, ties to even.
+/// for two bits (codes −2..1), which puts the largest value exactly between two codes; here it always goes to the
+/// outermost one on the negative side, so that it doesn't jump with the last bit of the scale \[our choice\]. Rounding is
+/// to the nearest, ties to even; half-precision inputs are quantized in f32.
 ///
 /// Quantizing twice at the same scale changes nothing. With the scale taken anew from the quantized values this still
 /// holds from three bits on; with the two-bit scale it doesn't, because the largest quantized value isn't the largest
@@ -33,6 +35,9 @@ pub struct FakeQuant {
 
 /// Keeps the scale of an all-zero tensor finite.
 const SMALLEST_MAX: f64 = 1e-30;
+/// Nudge of two-bit codes off the tie that the published scale makes of the largest value: more than the rounding of the
+/// scale in f32, far less than a code.
+const OFF_THE_TIE: f64 = 1.0 + 1.0 / (1 << 20) as f64;
 
 impl FakeQuant {
     /// With this many bits.
@@ -40,26 +45,37 @@ impl FakeQuant {
     /// # Errors
     /// [`Error::InvalidConfig`] for bits outside 2 to 16.
     pub fn new(bits: u32, per_channel: bool) -> Result<Self> {
-        if !(2..=16).contains(&bits) {
-            return Err(Error::invalid("bits", "at least 2 and at most 16", bits));
-        }
-        Ok(Self { bits, per_channel })
+        let quant = Self { bits, per_channel };
+        quant.validate()?;
+        Ok(quant)
     }
 
-    /// Smallest and largest code.
+    /// Checks the number of bits; done again wherever it is used, since the fields are open.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for bits outside 2 to 16.
+    pub fn validate(self) -> Result<()> {
+        if (2..=16).contains(&self.bits) {
+            return Ok(());
+        }
+        Err(Error::invalid("bits", "at least 2 and at most 16", self.bits))
+    }
+
+    /// Smallest and largest code; of the nearest allowed number of bits where [`validate`](Self::validate) fails.
     pub fn range(self) -> (i64, i64) {
-        let half = 1i64 << (self.bits - 1);
+        let half = 1i64 << (self.bits.clamp(2, 16) - 1);
         (-half, half - 1)
     }
 
-    /// The scale `s`, codes a unit: a scalar, or `[n, 1, …]` a channel.
+    /// The scale `s`, codes a unit, in f32 or wider: a scalar, or `[n, 1, …]` a channel.
     ///
     /// # Errors
-    /// What libtorch reports.
+    /// A number of bits that isn't allowed; what libtorch reports.
     pub fn scale(self, x: &Tensor) -> Result<Tensor> {
+        self.validate()?;
         let outermost = if self.bits == 2 { 1.5 } else { self.range().1 as f64 };
         no_grad(|| {
-            let size = x.abs();
+            let size = x.detach().f_to_kind(state_kind(x))?.f_abs()?;
             let largest = if self.per_channel && x.dim() > 1 {
                 let others: Vec<i64> = (1..x.dim() as i64).collect();
                 size.f_amax(others, true)?
@@ -77,12 +93,18 @@ impl FakeQuant {
     /// # Errors
     /// What libtorch reports.
     pub fn codes(self, x: &Tensor) -> Result<Tensor> {
-        self.codes_at(x, &self.scale(x)?)
+        Ok(self.codes_at(x, &self.scale(x)?)?.f_to_kind(x.kind())?)
     }
 
+    /// The codes in the kind of the arithmetic.
     fn codes_at(self, x: &Tensor, scale: &Tensor) -> Result<Tensor> {
+        self.validate()?;
         let (low, high) = self.range();
-        no_grad(|| Ok(x.detach().f_mul(scale)?.f_round()?.f_clamp(low, high)?))
+        let nudge = if self.bits == 2 { OFF_THE_TIE } else { 1.0 };
+        no_grad(|| {
+            let wide = x.detach().f_to_kind(state_kind(x))?;
+            Ok(wide.f_mul(scale)?.f_mul_scalar(nudge)?.f_round()?.f_clamp(low, high)?)
+        })
     }
 
     /// The quantized values, with the identity as gradient.

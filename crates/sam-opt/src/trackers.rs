@@ -36,7 +36,8 @@ impl SignFlips {
                 if let Some(last) = &self.updates {
                     let mut flips = 0.0;
                     for (update, last) in updates.iter().zip(last) {
-                        flips += count(&update.f_mul(last)?.f_lt(0.0)?)?;
+                        // Signs, since the product of two small updates underflows in half precision.
+                        flips += count(&update.f_sign()?.f_mul(&last.f_sign()?)?.f_lt(0.0)?)?;
                     }
                     let total: usize = now.iter().map(Tensor::numel).sum();
                     fraction = Some(flips / total as f64);

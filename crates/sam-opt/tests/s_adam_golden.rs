@@ -83,6 +83,18 @@ fn mean_damping_and_spread_on_smooth_losses() {
 }
 
 #[test]
+fn the_mean_damping_has_its_limits() {
+    assert_eq!(null_lgi_mean_damping(2, f64::INFINITY), 0.0);
+    assert!(null_lgi_mean_damping(2, -1.0).is_nan() && null_lgi_mean_damping(2, f64::NAN).is_nan());
+    // The series and its leading term meet.
+    for k in [2, 3, 8] {
+        let at = |x: f64| null_lgi_mean_damping(k, x * (k as f64 - 1.0) / k as f64);
+        let ratio = at(10_001.0) / at(9_999.0) * (10_001.0f64 / 9_999.0).powf(0.5 * (k as f64 - 1.0));
+        close(&[ratio], &[1.0], 1e-3);
+    }
+}
+
+#[test]
 fn p_values_are_uniform_under_the_null_and_small_at_a_kink() {
     // k = 2: B is arcsine distributed, F(b) = (2/π) asin √b; an LGI of 1 is its median.
     close(&[null_lgi_p_value(1.0, 2).unwrap()], &[1.0], 1e-9);

@@ -12,6 +12,7 @@ fn probes_share_the_noise_of_their_step_and_leave_the_stream_alone() {
     the_mask_of_dropout_is_the_same_in_all_passes();
     what_follows_a_step_does_not_depend_on_its_probes();
     the_same_seed_gives_the_same_lgi();
+    a_diagnosis_doesnt_put_the_stream_to_one_place();
 }
 
 fn dropped_out(x: &Tensor) -> Tensor {
@@ -69,4 +70,17 @@ fn the_same_seed_gives_the_same_lgi() {
     assert_ne!(run(1).0, run(2).0);
     let lgi = run(1).0;
     assert_ne!(lgi[0], lgi[1], "each step draws its own directions");
+}
+
+fn a_diagnosis_doesnt_put_the_stream_to_one_place() {
+    let w = leaf(&[1.0; 8], Kind::Float);
+    let set = sam_opt::tensor::ParamSet::new([("w".to_owned(), w.shallow_clone())]).unwrap();
+    let after = |seed: i64| {
+        tch::manual_seed(seed);
+        let opts = sam_opt::s_adam::ProbeOpts::default();
+        sam_opt::s_adam::probe_lgi(&set, |_| Ok(w.square().sum(Kind::Float)), &opts).unwrap();
+        Tensor::rand([1], (Kind::Double, tch::Device::Cpu)).double_value(&[0])
+    };
+    assert_eq!(after(1), after(1));
+    assert_ne!(after(1), after(2));
 }

@@ -207,6 +207,69 @@ fn probes_can_be_made_every_few_steps() {
 }
 
 #[test]
+fn a_group_whose_gradient_comes_late_is_probed_at_once_and_one_that_is_away_keeps_its_lgi() {
+    let (a, b) = (leaf(&[1.0; 30], Kind::Double), leaf(&[0.5; 30], Kind::Double));
+    let groups = vec![group(&[("a", &a)]), group(&[("b", &b)])];
+    let config = calm(SAdamConfig { per_group_lgi: true, probe_every: 4, ..SAdamConfig::default() });
+    let mut optimizer = SAdam::new(groups, config).unwrap();
+    let stats: Vec<_> = (0..6)
+        .map(|i| {
+            // `b` is used from step 1 on, `a` is away in the probing step 4.
+            let both = |i: u64| match i {
+                0 => a.square().sum(Kind::Double),
+                4 => b.square().sum(Kind::Double),
+                _ => a.square().sum(Kind::Double) + b.square().sum(Kind::Double),
+            };
+            optimizer.step(|_| Ok(both(i))).unwrap()
+        })
+        .collect();
+    assert!(stats[1].groups[1].lgi.is_some() && stats[1].forwards > 1, "{:?}", stats[1]);
+    assert_eq!(stats[0].damping, stats[0].groups[0].damping, "a group that was never probed doesn't count");
+    assert_eq!(stats[5].groups[0].lgi, stats[3].groups[0].lgi);
+}
+
+#[test]
+fn a_panic_in_a_probe_leaves_autograd_on_and_the_weights_alone() {
+    let w = leaf(&[1.0, -0.5], Kind::Float);
+    let mut optimizer = SAdam::new(vec![group(&[("w", &w)])], calm(SAdamConfig::default())).unwrap();
+    let before = bits(&[w.shallow_clone()]);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        optimizer.step(|pass| {
+            assert!(pass.kind != PassKind::Probe(1), "broken");
+            Ok(w.square().sum(Kind::Float))
+        })
+    }));
+    assert!(result.is_err());
+    assert_eq!(bits(&[w.shallow_clone()]), before);
+    optimizer.step(|_| Ok(w.square().sum(Kind::Float))).unwrap();
+}
+
+#[test]
+fn states_that_no_training_leaves_are_refused() {
+    let w = leaf(&[1.0, -0.5], Kind::Float);
+    let mut optimizer = SAdam::new(vec![group(&[("w", &w)])], calm(SAdamConfig::default())).unwrap();
+    optimizer.step(|_| Ok(w.square().sum(Kind::Float))).unwrap();
+    let refused = |change: &dyn Fn(&mut sam_opt::tensor::StateDict)| {
+        let mut state = optimizer.state_dict().unwrap();
+        change(&mut state);
+        let mut other = SAdam::new(vec![group(&[("w", &w)])], calm(SAdamConfig::default())).unwrap();
+        other.load_state_dict(&state).unwrap_err().to_string()
+    };
+    assert!(refused(&|s| drop(s.meta.insert("lr".into(), (-1.0).into()))).contains("lr"));
+    for bad in [[-1.0f32, 0.0], [f32::NAN, 0.0]] {
+        let message = refused(&|s| drop(s.tensors.insert("mean_square/w".into(), Tensor::from_slice(&bad))));
+        assert!(message.contains("mean_square/w"), "{message}");
+    }
+    assert!(refused(&|s| drop(s.tensors.insert("steps/w".into(), Tensor::from(3i64)))).contains("steps/w"));
+    for (key, value) in [("lgi", "[-5.0]"), ("slope_square", "[-3.0]")] {
+        let message = refused(&|s| {
+            s.meta.get_mut("memory").unwrap()[key] = serde_json::from_str(value).unwrap();
+        });
+        assert!(message.contains("memory"), "{message}");
+    }
+}
+
+#[test]
 fn running_statistics_are_those_of_one_plain_forward() {
     let normed = MlpConfig { batch_norm: true, ..MlpConfig::relu(&[4, 16, 3]) };
     let (plain_store, plain) = model(&normed);

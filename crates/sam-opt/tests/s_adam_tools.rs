@@ -51,6 +51,48 @@ fn each_channel_can_have_its_scale_and_zeros_stay_zeros() {
     assert!(FakeQuant::new(17, false).unwrap_err().to_string().contains("bits"));
 }
 
+#[test]
+fn the_largest_negative_weight_always_has_the_outermost_two_bit_code() {
+    // 1.5/max puts it on a tie, which the rounding of the scale would decide.
+    let quant = FakeQuant::new(2, false).unwrap();
+    for m in Seed::new(1).normal(500) {
+        let x = Tensor::from_slice(&[-m.abs(), 0.3 * m.abs()]);
+        assert_eq!(values(&quant.codes(&x).unwrap()), [-2.0, 0.0], "{m}");
+    }
+}
+
+#[test]
+fn half_precision_is_quantized_in_single() {
+    let half = |x: &[f32]| Tensor::from_slice(x).to_kind(Kind::Half);
+    let zeros = FakeQuant::new(4, false).unwrap().forward(&half(&[0.0, 0.0])).unwrap();
+    assert_eq!((values(&zeros), zeros.kind()), (vec![0.0, 0.0], Kind::Half));
+    assert_eq!(values(&FakeQuant::new(4, false).unwrap().codes(&half(&[5e-5, -2e-5])).unwrap()), [7.0, -3.0]);
+    close(&values(&FakeQuant::new(16, false).unwrap().forward(&half(&[0.3, -0.1])).unwrap()), &[0.3, -0.1], 1e-3);
+}
+
+#[test]
+fn bits_that_came_by_another_way_are_refused_too() {
+    for bits in [0, 1, 17, 70] {
+        let quant: FakeQuant = serde_json::from_str(&format!(r#"{{"bits": {bits}, "per_channel": false}}"#)).unwrap();
+        let error = quant.forward(&Tensor::from_slice(&[1.0f32])).unwrap_err().to_string();
+        assert!(error.contains("bits") && error.contains(&bits.to_string()), "{error}");
+        let (low, high) = quant.range();
+        assert!(low < high);
+    }
+}
+
+#[test]
+fn tiny_half_precision_updates_flip_too() {
+    let w = Tensor::from_slice(&[0.0f32]).to_kind(Kind::Half);
+    let set = ParamSet::new([("w".to_owned(), w.shallow_clone())]).unwrap();
+    let mut flips = SignFlips::new();
+    for value in [0.0, 1e-4, 0.0, 1e-4] {
+        let _ = w.shallow_clone().fill_(value);
+        flips.observe(&set).unwrap();
+    }
+    assert_eq!(flips.mean(), Some(1.0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
@@ -130,7 +172,7 @@ fn the_diagnosis_tells_a_kink_from_a_smooth_loss_and_changes_nothing() {
     let set = ParamSet::new([("w".to_owned(), w.shallow_clone())]).unwrap();
     let buffer = leaf(&[7.0], Kind::Float).detach();
     let before = bits(&[w.shallow_clone(), buffer.shallow_clone()]);
-    let opts = ProbeOpts { sync_rng: false, ..ProbeOpts::default() };
+    let opts = ProbeOpts { sync_rng: false, seed: 1, ..ProbeOpts::default() };
     let smooth = probe_lgi_keeping(
         &set,
         &[buffer.shallow_clone()],
@@ -160,6 +202,18 @@ fn the_diagnosis_tells_a_kink_from_a_smooth_loss_and_changes_nothing() {
     }
     assert!(matches!(probe_lgi(&set, |_| Ok(w.dot(&a) * f64::NAN), &opts), Err(Error::NonFinite { .. })));
     assert!(matches!(probe_lgi(&set, |_| Ok(w.outer(&a)), &opts), Err(Error::NonScalarLoss { .. })));
+}
+
+#[test]
+fn a_smooth_loss_with_small_slopes_is_no_kink() {
+    let n = 2000;
+    let a = Tensor::from_slice(&Seed::new(2).normal(n)) * 5e-4;
+    let w = leaf(&vec![0.0; n], Kind::Double);
+    let set = ParamSet::new([("w".to_owned(), w.shallow_clone())]).unwrap();
+    let opts = ProbeOpts { sync_rng: false, ..ProbeOpts::default() };
+    let report = probe_lgi(&set, |_| Ok(w.dot(&a.to_kind(Kind::Double))), &opts).unwrap();
+    // ζ drowns the slopes, so the statistic falls; the p-value doesn't take that for a kink.
+    assert!(report.lgi < 0.5 && report.p_value.unwrap() > 0.01, "{report:?}");
 }
 
 #[test]
@@ -211,6 +265,13 @@ fn the_report_names_the_equivalent_learning_rate_and_warns() {
     close(&[report.equivalent_lr * report.equivalent_weight_decay], &[1e-3 * 1e-2], 1e-12);
     assert!(report.constant_explains, "{report:?}");
     assert!(report.to_string().contains("equals AdamW at the learning rate") && report.to_string().contains("Warning"));
+
+    // A damping that is kept for some steps is no memory of the loss.
+    let kept = log(SAdamConfig { probe_every: 4, ..config.clone() }, |w, _| w.dot(&c)).report().unwrap();
+    assert!(kept.constant_explains && kept.steps == 300, "{kept:?}");
+    let constant =
+        log(SAdamConfig { lgi: LgiKind::Constant(0.3), ..config.clone() }, |w, _| w.dot(&c)).report().unwrap();
+    assert!(constant.to_string().contains("The damping is constant") && !constant.to_string().contains("noise"));
 
     // A loss that is rough for half of the run: the damping has memory.
     let residual = SAdamConfig { lgi: LgiKind::Residual, ..config };

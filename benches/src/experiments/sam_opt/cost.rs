@@ -6,7 +6,7 @@ use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::Result;
 use sam_opt::base::step_on;
-use sam_opt::{DaSam, DaSamConfig, Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
+use sam_opt::{AmdfConfig, DaSam, DaSamConfig, Gsam, GsamConfig, Sagm, SagmConfig, Sam, SamConfig, Sgd};
 
 const METRIC: &str = "step";
 
@@ -21,7 +21,9 @@ pub(super) fn experiment() -> Experiment {
             ("gsam", "GSAM", Role::Method),
             ("sagm", "SAGM", Role::Method),
             ("das", "DAS alone", Role::Method),
+            ("da-sam-2", "DA-SAM (M 2)", Role::Ablation),
             ("da-sam", "DA-SAM (M 4)", Role::Method),
+            ("da-sam-8", "DA-SAM (M 8)", Role::Ablation),
             ("passes", "Two passes alone", Role::Reference),
         ] {
             let note = if net == "small" { "64-128-128-10, batch 64" } else { "784-2048-2048-2048-10, batch 256" };
@@ -125,7 +127,7 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
 }
 
 fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
-    let models: Vec<Model> = (0..9).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
+    let models: Vec<Model> = (0..11).map(|_| Model::new(net, context.device)).collect::<Result<_>>()?;
     let base = || Sgd::with_momentum(0.01, 0.9);
     let arm = |key: &str| format!("{key} {}", net.name);
     let mut candidates = vec![base_alone(&arm("sgd"), net, &models[0])?];
@@ -152,9 +154,16 @@ fn time(context: &Context, net: &Net, rounds: usize) -> Result<Outcomes> {
         sagm.step(model.closure())?;
         Ok(())
     }));
-    for (key, config, model) in
-        [("das", DaSamConfig::das_only(0.05), &models[6]), ("da-sam", DaSamConfig::da_sam(0.05), &models[7])]
-    {
+    let with = |directions| {
+        let amdf = AmdfConfig { directions, ..AmdfConfig::default() };
+        DaSamConfig { amdf: Some(amdf), ..DaSamConfig::da_sam(0.05) }
+    };
+    for (key, config, model) in [
+        ("das", DaSamConfig::das_only(0.05), &models[6]),
+        ("da-sam-2", with(2), &models[9]),
+        ("da-sam", with(4), &models[7]),
+        ("da-sam-8", with(8), &models[10]),
+    ] {
         let mut da_sam = DaSam::new(vec![model.group()], base(), config)?;
         candidates.push(Candidate::new(&arm(key), net.steps, move || {
             da_sam.step(|_| Ok(model.domain_losses()))?;

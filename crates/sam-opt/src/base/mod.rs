@@ -235,11 +235,10 @@ pub(crate) fn load(
         let reason = format!("the base optimizer's settings were {theirs}, those here are {own}.");
         return Err(Error::State { reason });
     }
-    let lr = dict
-        .meta
-        .get("lr")
-        .and_then(serde_json::Value::as_f64)
-        .ok_or_else(|| Error::State { reason: "it has no learning rate \"lr\".".into() })?;
+    let lr =
+        dict.meta.get("lr").and_then(serde_json::Value::as_f64).filter(|lr| lr.is_finite() && *lr >= 0.0).ok_or_else(
+            || Error::State { reason: "it has no learning rate \"lr\" that is finite and at least 0.".into() },
+        )?;
     for key in dict.tensors.keys() {
         let name = key.split_once('/').map_or(key.as_str(), |(_, name)| name);
         if !params.iter().any(|(known, _)| *known == name) {
@@ -262,9 +261,20 @@ pub(crate) fn load(
             if tensor.size() != param.size() {
                 return Err(Error::StateMismatch { name: key, expected: param.size(), got: tensor.size() });
             }
-            loaded.push(tensor.to_device(param.device()).to_kind(state_kind(param)).copy());
+            let values = tensor.to_device(param.device()).to_kind(state_kind(param)).copy();
+            // A negative or non-finite moment would turn all weights into NaN in the next step, without an error.
+            let smallest = if moment.contains("square") { 0.0 } else { f64::NEG_INFINITY };
+            if values.numel() > 0 {
+                let sum = values.sum(Kind::Double).double_value(&[]);
+                if !sum.is_finite() || values.min().double_value(&[]) < smallest {
+                    let reason =
+                        format!("\"{key}\" has values that no training leaves (not finite, or a negative square).");
+                    return Err(Error::State { reason });
+                }
+            }
+            loaded.push(values);
         }
-        let valid = steps.numel() == 1 && steps.kind() == Kind::Int64 && steps.int64_value(&[0]) >= 0;
+        let valid = steps.size() == [1] && steps.kind() == Kind::Int64 && steps.int64_value(&[0]) >= 0;
         if !valid {
             let reason = format!("\"steps/{name}\" isn't one count, but {:?} of {:?}.", steps.size(), steps.kind());
             return Err(Error::State { reason });

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use tensor::ndarray::Array1;
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::{self, Device, Kind, Tensor, no_grad_guard};
 use tensor::{ParamSet, Seed};
 
 /// Settings of a diagnosis.
@@ -26,7 +26,8 @@ pub struct ProbeOpts {
     pub probe_norm: ProbeNorm,
     /// Also the kink form, with four forward passes a direction instead of one.
     pub kink: bool,
-    /// Reseeds libtorch's global generator before every pass and after the last.
+    /// Reseeds libtorch's global generator before every pass, and after the last one by a number drawn from it before the
+    /// first.
     pub sync_rng: bool,
     /// Level of the interval.
     pub confidence: f64,
@@ -74,7 +75,7 @@ pub struct LgiReport {
     /// can be up to `k/(k − 1)`): the delta method on mean over standard deviation of the slopes. `None` for fewer than
     /// eight directions and for slopes that are all 0.
     pub lgi_interval: Option<(f64, f64)>,
-    /// Two-sided p-value of it under the law of smooth losses in many dimensions (at least some dozens: in few
+    /// Two-sided p-value of it, taken with ζ = 0, under the law of smooth losses in many dimensions (at least some dozens: in few
     /// dimensions slopes aren't Gaussian); `None` for fewer than two directions.
     pub p_value: Option<f64>,
     /// The residual form, 0 where the gradient predicts the slopes; `None` without a gradient.
@@ -96,7 +97,8 @@ pub struct LgiReport {
     pub probe_below_precision: bool,
 }
 
-/// Measures the roughness of the closure's loss around the parameters, which are what they were afterwards.
+/// Measures the roughness of the closure's loss around the parameters, which are what they were afterwards. Running
+/// statistics that the closure's forward passes move stay moved: use evaluation mode or [`probe_lgi_keeping`].
 ///
 /// The instantaneous squared slope is the residual form's reference here: near a minimum, where the gradient vanishes,
 /// read `residual` and `kink` with `slope_square` beside them.
@@ -123,6 +125,11 @@ pub fn probe_lgi_keeping(
     opts: &ProbeOpts,
 ) -> Result<LgiReport> {
     opts.validate()?;
+    // Drawn from the stream as it is, so that the stream after the diagnosis depends on where it was before: otherwise
+    // every diagnosis would lead to the same masks and shuffles.
+    let resume =
+        if opts.sync_rng { Some(Tensor::f_randint(i64::MAX, [1i64], (Kind::Int64, Device::Cpu))?) } else { None };
+    let _resume = Resume(resume.map(|drawn| drawn.int64_value(&[0])));
     // Never committed: the diagnosis leaves the buffers as they were.
     let scope = StepScope::open(buffers, StepSeed::new(opts.seed, 0), opts.sync_rng)?;
     let mut call = |kind: PassKind| {
@@ -156,7 +163,9 @@ pub fn probe_lgi_keeping(
     let calls = Cell::new(0);
     let probed = prober.run(opts.k_directions, opts.kink, center.value, || {
         let pass = PassKind::Probe(calls.replace(calls.get() + 1));
-        Ok(read(&no_grad(|| call(pass))?, pass)?.value)
+        // A guard, so that a panic of the closure doesn't leave autograd off.
+        let _off = no_grad_guard();
+        Ok(read(&call(pass)?, pass)?.value)
     })?;
     let slope_square = prober.slope_square()?;
     let snr = probed.snr(center.rounding);
@@ -246,6 +255,17 @@ pub fn probe_lgi_of(
     })
 }
 
+/// Reseeds libtorch's stream when dropped, after the scope that was opened later.
+struct Resume(Option<i64>);
+
+impl Drop for Resume {
+    fn drop(&mut self) {
+        if let Some(seed) = self.0 {
+            tch::manual_seed(seed);
+        }
+    }
+}
+
 /// The published statistic with its interval and p-value; the rest is left for the caller.
 fn published(loss: f64, slopes: Vec<f64>, opts: &ProbeOpts) -> LgiReport {
     let lgi = lgi_from_probes(&slopes, opts.zeta);
@@ -253,7 +273,8 @@ fn published(loss: f64, slopes: Vec<f64>, opts: &ProbeOpts) -> LgiReport {
         loss,
         lgi,
         lgi_interval: lgi_interval(&slopes, opts.confidence),
-        p_value: null_lgi_p_value(lgi, slopes.len()),
+        // The law is that of ζ = 0: with ζ the statistic falls where slopes are small, on smooth losses too.
+        p_value: null_lgi_p_value(lgi_from_probes(&slopes, 0.0), slopes.len()),
         residual: None,
         kink: None,
         slope_square: f64::NAN,

@@ -4,7 +4,7 @@
 //! directions.
 
 use statrs::distribution::{ContinuousCDF as _, Normal};
-use statrs::function::beta::beta_reg;
+use statrs::function::{beta::beta_reg, gamma::ln_gamma};
 
 /// The published statistic \[official code\]: `Var(D)/(mean(D²) + ζ)` with the variance's divisor `k − 1`; 0 for fewer
 /// than two slopes.
@@ -56,13 +56,21 @@ fn mean_square(values: &[f64]) -> f64 {
 /// `exp(−x)·₁F₁(½; k/2; x)` with `x = λk/(k−1)`; 1 for `k < 2`, where the LGI is 0.
 ///
 /// This is the factor by which the published optimizer shrinks the steps where there is nothing to see: 0.3085 for the
-/// defaults (k = 2, λ = 2).
+/// defaults (k = 2, λ = 2). It holds while mean(D²) ≫ ζ; where slopes are smaller the LGI goes to 0 and the damping to 1.
+/// NaN for a negative λ.
 pub fn null_lgi_mean_damping(k: usize, lambda: f64) -> f64 {
+    if lambda.is_nan() || lambda < 0.0 {
+        return f64::NAN;
+    }
     if k < 2 || lambda == 0.0 {
         return 1.0;
     }
     let k = k as f64;
     let x = lambda * k / (k - 1.0);
+    if x > 1e4 {
+        // Γ(k/2)/Γ(½) x^((1−k)/2), the leading term for large x; the next is smaller by a factor of about k/x.
+        return (ln_gamma(0.5 * k) - ln_gamma(0.5) + 0.5 * (1.0 - k) * x.ln()).exp();
+    }
     // The series Σ (½)_n/(k/2)_n xⁿ/n! has positive terms; e^(−x) is split off in logarithms because the sum overflows
     // where the product is still a number.
     let (mut term, mut sum, mut scale) = (1.0f64, 1.0f64, 0.0f64);

@@ -130,6 +130,11 @@ impl Prober<'_> {
                 continue;
             }
             let difference = losses[0] - center;
+            // Losses may be finite where the squares of their slopes aren't.
+            if !(difference / self.sigma).powi(2).is_finite() {
+                probed.dropped += 1;
+                continue;
+            }
             probed.signal += difference * difference;
             probed.slopes.push(difference / self.sigma);
             probed.residuals.push(difference / self.sigma - direction.slope);

@@ -24,7 +24,11 @@ pub struct DampingLog {
     null: Option<f64>,
     weight_decay: f64,
     damps_decay: bool,
+    /// Whether steps without a probe keep the last one's damping.
+    probes: bool,
     dampings: Vec<f64>,
+    /// The dampings that were measured or drawn anew.
+    fresh: Vec<f64>,
     lgis: Vec<f64>,
     lrs: f64,
 }
@@ -37,7 +41,9 @@ impl DampingLog {
             null: (published && config.damps()).then(|| null_lgi_mean_damping(config.k_directions, config.lambda)),
             weight_decay: config.weight_decay,
             damps_decay: config.damp_weight_decay,
+            probes: config.lgi.probes() && config.damps(),
             dampings: Vec::new(),
+            fresh: Vec::new(),
             lgis: Vec::new(),
             lrs: 0.0,
         }
@@ -46,6 +52,9 @@ impl DampingLog {
     /// Takes a step in.
     pub fn push(&mut self, stats: &SAdamStats) {
         self.dampings.push(stats.damping);
+        if stats.forwards > 1 || !self.probes {
+            self.fresh.push(stats.damping);
+        }
         self.lgis.extend(stats.lgi);
         self.lrs += stats.lr;
     }
@@ -57,10 +66,9 @@ impl DampingLog {
             return None;
         }
         let mean = self.dampings.iter().sum::<f64>() / n as f64;
-        let deviations: Vec<f64> = self.dampings.iter().map(|a| a - mean).collect();
-        let square: f64 = deviations.iter().map(|d| d * d).sum();
-        let lagged: f64 = deviations.windows(2).map(|pair| pair[0] * pair[1]).sum();
-        let autocorrelation = if square > 0.0 { lagged / square } else { 0.0 };
+        let square: f64 = self.dampings.iter().map(|a| (a - mean).powi(2)).sum();
+        // A damping that is kept for some steps would look like memory.
+        let autocorrelation = autocorrelation(&self.fresh);
         let lr = self.lrs / n as f64;
         Some(DampingReport {
             steps: n,
@@ -73,9 +81,17 @@ impl DampingLog {
             // Decay shrinks by lr·λ; undamped, AdamW at a·lr needs λ/a for that.
             equivalent_weight_decay: if self.damps_decay { self.weight_decay } else { self.weight_decay / mean },
             // Twice the standard error of an autocorrelation of independent numbers.
-            constant_explains: autocorrelation <= 1.96 / (n as f64).sqrt(),
+            constant_explains: autocorrelation <= 1.96 / (self.fresh.len().max(1) as f64).sqrt(),
         })
     }
+}
+
+fn autocorrelation(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let deviations: Vec<f64> = values.iter().map(|a| a - mean).collect();
+    let square: f64 = deviations.iter().map(|d| d * d).sum();
+    let lagged: f64 = deviations.windows(2).map(|pair| pair[0] * pair[1]).sum();
+    if square > 0.0 { lagged / square } else { 0.0 }
 }
 
 /// What the damping of a run was, and which AdamW is the same on average.
@@ -91,7 +107,7 @@ pub struct DampingReport {
     pub null_mean_damping: Option<f64>,
     /// Mean LGI, where there was one.
     pub mean_lgi: Option<f64>,
-    /// Autocorrelation of the damping from one step to the next: what tracks the loss surface has memory, noise hasn't.
+    /// Autocorrelation of the damping from one measurement to the next: what tracks the loss surface has memory, noise hasn't.
     pub autocorrelation: f64,
     /// Learning rate at which AdamW takes steps of the same mean size: `a·η`.
     pub equivalent_lr: f64,
@@ -110,9 +126,11 @@ impl fmt::Display for DampingReport {
             self.mean_damping, self.steps, self.equivalent_lr, self.equivalent_weight_decay
         )?;
         if let Some(null) = self.null_mean_damping {
-            write!(f, " On a smooth loss it would be {null:.3}.")?;
+            write!(f, " On a smooth loss, with slopes well above √ζ, it would be {null:.3}.")?;
         }
-        if self.constant_explains {
+        if self.sd_damping <= 1e-12 * self.mean_damping {
+            f.write_str(" The damping is constant: this is AdamW at that learning rate.")?;
+        } else if self.constant_explains {
             f.write_str(
                 " Warning: from step to step the damping is independent noise; a constant, that is a smaller learning rate, explains the result.",
             )?;

@@ -36,6 +36,12 @@ impl SAdam {
             let (lgi, slopes) = (memory.lgi.len(), memory.slope_square.len());
             return Err(bad(format!("it remembers {lgi} LGIs and {slopes} slopes, but {scopes} are needed.")));
         }
+        let remembered = memory.lgi.iter().chain(&memory.slope_square).flatten();
+        if let Some(value) = remembered.clone().find(|v| !(v.is_finite() && **v >= 0.0)) {
+            return Err(bad(format!(
+                "its \"memory\" has {value}, but LGIs and squared slopes are finite and at least 0."
+            )));
+        }
         self.engine.load_base(state, step)?;
         self.memory = memory;
         self.below_precision = None;

@@ -19,9 +19,9 @@ pub struct SAdamStats {
     /// Loss at the parameters; of losses a sample, their mean.
     pub loss: f64,
     /// LGI that set the damping, measured in this step or kept since the last probing one; `None` where none is needed
-    /// (λ = 0, k = 1, cap = 0, constant damping). With an LGI a group, their mean.
+    /// (λ = 0, cap = 0, the published form with k = 1, constant damping). With an LGI a group, their mean.
     pub lgi: Option<f64>,
-    /// Factor on the update. With an LGI a group, the mean of theirs.
+    /// Factor on the update. With an LGI a group, the mean over the groups that have one.
     pub damping: f64,
     /// LGI and damping of each group, with [`per_group_lgi`](super::SAdamConfig::per_group_lgi); empty otherwise.
     pub groups: Vec<GroupLgi>,

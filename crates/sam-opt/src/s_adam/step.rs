@@ -10,7 +10,7 @@ use crate::pass::{Pass, PassKind};
 use crate::scope::StepScope;
 use crate::{Error, Result};
 use std::cell::Cell;
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::{Tensor, no_grad_guard};
 use tensor::{ParamSet, ParamVec, RestoreGuard, Seed};
 
 /// Decay of the running squared slope (reconstruction).
@@ -62,7 +62,7 @@ impl SAdam {
         let gradient = self.engine.gradient(&main.loss, PassKind::Main)?;
         observe(&gradient);
 
-        let outcome = if self.config.damps() && self.config.lgi.probes() && self.probing_step() {
+        let outcome = if self.config.damps() && self.config.lgi.probes() && self.probing_step(&gradient) {
             scope.keep_buffers()?;
             let outcome = self.probe(&main, &gradient, &scope, &mut closure)?;
             scope.return_to_kept();
@@ -74,8 +74,12 @@ impl SAdam {
         };
 
         let damping: Vec<f64> = outcome.memory.lgi.iter().map(|lgi| self.damping(*lgi)).collect();
-        let per_scope = |group: usize| damping[if self.config.per_group_lgi { group } else { 0 }];
-        self.engine.base.damping.factors = self.engine.group.iter().map(|&group| per_scope(group)).collect();
+        let factors = self.engine.group.iter().map(|&group| damping[self.scope_of(group)]).collect();
+        self.engine.base.damping.factors = factors;
+        // Groups that were never probed would count with a damping of 1 that nothing uses.
+        let known: Vec<f64> =
+            outcome.memory.lgi.iter().zip(&damping).filter(|(lgi, _)| lgi.is_some()).map(|(_, d)| *d).collect();
+        let mean_damping = mean(if known.is_empty() { &damping } else { &known });
         let lr = self.engine.lr();
         let finished = self.engine.finish(&gradient, outcome.guard, Finish::plain(PassKind::Main))?;
         scope.commit();
@@ -92,7 +96,7 @@ impl SAdam {
             step: self.engine.step,
             loss: main.reading.value,
             lgi: (!known.is_empty()).then(|| mean(&known)),
-            damping: mean(&damping),
+            damping: mean_damping,
             groups,
             probe_snr: probed.snr(main.reading.rounding),
             grad_norm: finished.norm,
@@ -112,9 +116,22 @@ impl SAdam {
         Ok(stats)
     }
 
-    /// Whether this step measures: on its turn, or when there is nothing to keep.
-    fn probing_step(&self) -> bool {
-        self.engine.step.is_multiple_of(self.config.probe_every as u64) || self.memory.lgi.iter().all(Option::is_none)
+    /// Whether this step measures: on its turn, or when a scope with a gradient has nothing to keep.
+    fn probing_step(&self, gradient: &ParamVec) -> bool {
+        let unknown = |i: usize| self.memory.lgi[self.scope_of(self.engine.group[i])].is_none();
+        self.engine.step.is_multiple_of(self.config.probe_every as u64)
+            || self.probed(gradient).into_iter().any(unknown)
+    }
+
+    /// The parameters that are probed: those with a gradient, of groups that may be perturbed.
+    fn probed(&self, gradient: &ParamVec) -> Vec<usize> {
+        let perturbs = |i: usize| self.engine.groups[self.engine.group[i]].perturb;
+        (0..self.engine.all.len()).filter(|&i| gradient.parts()[i].is_some() && perturbs(i)).collect()
+    }
+
+    /// Which LGI a group has.
+    fn scope_of(&self, group: usize) -> usize {
+        if self.config.per_group_lgi { group } else { 0 }
     }
 
     /// The LGI of a step that doesn't probe, one a scope.
@@ -169,10 +186,8 @@ impl SAdam {
         scope: &StepScope,
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
     ) -> Result<Outcome> {
-        let chosen: Vec<usize> = (0..self.engine.all.len())
-            .filter(|&i| gradient.parts()[i].is_some() && self.engine.groups[self.engine.group[i]].perturb)
-            .collect();
-        let mut memory = Memory { lgi: vec![None; self.memory.lgi.len()], ..self.memory.clone() };
+        let chosen = self.probed(gradient);
+        let mut memory = self.memory.clone();
         if chosen.is_empty() {
             let below_precision = self.below_precision;
             return Ok(Outcome { probed: Probed::default(), memory, guard: None, below_precision });
@@ -216,7 +231,9 @@ impl SAdam {
             let probed = prober.run(self.config.k_directions, kink, main.reading.value, || {
                 let pass = PassKind::Probe(calls.replace(calls.get() + 1));
                 let request = Request::new(pass, self.config.bn);
-                let loss = no_grad(|| self.engine.call(request, scope, closure))?;
+                // A guard, so that a panic of the closure doesn't leave autograd off.
+                let _off = no_grad_guard();
+                let loss = self.engine.call(request, scope, closure)?;
                 if loss.data_ptr() == main.returned.data_ptr() {
                     return Err(Error::StaleLoss { pass });
                 }

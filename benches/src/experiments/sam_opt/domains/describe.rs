@@ -63,13 +63,13 @@ pub(super) fn arms(protocol: &Protocol) -> Vec<Arm> {
             "as SAM, with 1.67 times the steps: as many passes as DA-SAM",
         ),
         fixed("sam-oracle", "SAM, oracle ρ", Role::Reference, ORACLE_NOTE),
-        fixed("random-oracle", "SAM along noise, same ρ", Role::Reference, ORACLE_NOTE),
-        fixed("da-sam-oracle", "DA-SAM, oracle ρ", Role::Reference, ORACLE_NOTE),
+        fixed("random-oracle", "SAM along noise, oracle ρ", Role::Reference, ORACLE_NOTE),
+        fixed("da-sam-oracle", "DA-SAM at SAM's oracle ρ", Role::Reference, ORACLE_NOTE),
     ]
 }
 
 /// Where the oracle's radius comes from.
-const ORACLE_NOTE: &str = "ρ 0.5, chosen by the specification on the held-out domains";
+const ORACLE_NOTE: &str = "ρ 0.5, chosen for SAM by the specification on Handwriting-3's held-out domains";
 
 fn claims() -> Vec<Claim> {
     let ours = "ours";
@@ -125,15 +125,15 @@ fn claims() -> Vec<Claim> {
         ),
         Claim::new(
             "oracle-beats-erm",
-            "SAM at the ρ that the specification chose on the held-out domains is better than ERM.",
+            "SAM at ρ 0.5, chosen by looking at Handwriting-3's held-out domains, against ERM, which had no such help.",
             ours,
             "accuracy",
             ("sam-oracle", "erm"),
-            Test::Superior(0.0),
+            Test::Descriptive,
         ),
         Claim::new(
             "oracle-gap",
-            "What choosing ρ on the held-out domains adds over choosing it on the source domains.",
+            "SAM at ρ 0.5, chosen by looking at Handwriting-3's held-out domains, against SAM at the ρ of the source domains.",
             ours,
             "accuracy",
             ("sam-oracle", "sam"),
@@ -157,7 +157,7 @@ fn claims() -> Vec<Claim> {
         ),
         Claim::new(
             "da-sam-beats-sam-oracle",
-            "DA-SAM is better than SAM, both at the ρ that was chosen on the held-out domains.",
+            "DA-SAM is better than SAM, both at the ρ 0.5 that was chosen for SAM on Handwriting-3's held-out domains.",
             ours,
             "accuracy",
             ("da-sam-oracle", "sam-oracle"),
@@ -244,6 +244,9 @@ pub(super) fn describe(
     seeds: (u64, u64),
     seconds: f64,
 ) -> Experiment {
+    let metrics_text = " ERM's candidates are weight decays, the others have none. Sharpness is measured after training, on \
+        the training rows, in nats: the rise of each source domain's loss at distance 0.1 along its own gradient, and its mean \
+        and maximum over 20 random directions with a quarter of the norm of each row of the weights.";
     let quick = " A quick run holds out the first domain only and takes 150 steps.";
     let run: fn(&Context, &str, u64) -> Result<Outcome> = match protocol.name {
         "handwriting3" => |context, arm, seed| run_arm(&HANDWRITING3, context, arm, seed),
@@ -254,7 +257,7 @@ pub(super) fn describe(
             name: protocol.name.into(),
             krate: "sam-opt".into(),
             title: title.into(),
-            protocol: format!("{text}{quick}"),
+            protocol: format!("{text}{metrics_text}{quick}"),
             data: protocol.data.iter().map(|s| (*s).to_owned()).collect(),
             kind: Kind::Core,
             metrics: metrics(protocol.held_out),

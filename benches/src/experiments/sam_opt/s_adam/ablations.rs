@@ -25,6 +25,8 @@ fn rules() -> Vec<(&'static str, &'static str, Role, Rule)> {
     vec![
         ("adamw", "AdamW", Baseline, Rule::AdamW),
         ("cosine", "AdamW, cosine decay", Baseline, Rule::Cosine),
+        ("adam", "Adam", Baseline, Rule::Adam),
+        ("sgd", "SGD with momentum", Baseline, Rule::Sgd),
         ("rmsprop", "RMSprop", Baseline, Rule::RmsProp),
         ("prox-sgd", "Prox-SGD", Baseline, Rule::ProxSgd),
         ("s-adam", "S-Adam", Method, Rule::s_adam()),

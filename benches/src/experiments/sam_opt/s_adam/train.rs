@@ -8,8 +8,8 @@ use anyhow::Result;
 use rand::seq::SliceRandom as _;
 use sam_opt::s_adam::LgiKind;
 use sam_opt::{
-    AdamConfig, AdamW, GradientCosine, OscillationTracker, ParamGroup, Pass, ProxSgd, ProxSgdConfig, RmsProp, SAdam,
-    SAdamConfig, Sam, SamConfig, SignFlips,
+    Adam, AdamConfig, AdamW, GradientCosine, OscillationTracker, ParamGroup, Pass, ProxSgd, ProxSgdConfig, RmsProp,
+    SAdam, SAdamConfig, Sam, SamConfig, Sgd, SignFlips,
 };
 use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamSet, Seed};
@@ -31,6 +31,9 @@ pub(super) enum Rule {
     SAdam(SAdamConfig),
     /// SAM over AdamW, with as many forward passes in all as S-Adam with two probes.
     Sam,
+    Adam,
+    /// SGD with momentum 0.9.
+    Sgd,
     RmsProp,
     ProxSgd,
 }
@@ -58,6 +61,8 @@ impl Rule {
 enum Optimizer {
     SAdam(SAdam),
     AdamW(Sam<AdamW>),
+    Adam(Sam<Adam>),
+    Sgd(Sam<Sgd>),
     RmsProp(Sam<RmsProp>),
     ProxSgd(Sam<ProxSgd>),
 }
@@ -80,6 +85,8 @@ impl Optimizer {
             }
             Rule::AdamW | Rule::Cosine => Self::AdamW(Sam::new(groups, adamw(), plain())?),
             Rule::Sam => Self::AdamW(Sam::new(groups, adamw(), SamConfig { rho: SAM_RHO, ..plain() })?),
+            Rule::Adam => Self::Adam(Sam::new(groups, Adam::new(lr), plain())?),
+            Rule::Sgd => Self::Sgd(Sam::new(groups, Sgd::with_momentum(lr, 0.9), plain())?),
             Rule::RmsProp => Self::RmsProp(Sam::new(groups, RmsProp::new(lr), plain())?),
             Rule::ProxSgd => {
                 let prox = ProxSgd::from_config(ProxSgdConfig { lr, ..ProxSgdConfig::default() });
@@ -95,6 +102,8 @@ impl Optimizer {
                 return Ok(Step { damping: stats.damping, lgi: stats.lgi });
             }
             Self::AdamW(optimizer) => optimizer.step(closure).map(|_| ()),
+            Self::Adam(optimizer) => optimizer.step(closure).map(|_| ()),
+            Self::Sgd(optimizer) => optimizer.step(closure).map(|_| ()),
             Self::RmsProp(optimizer) => optimizer.step(closure).map(|_| ()),
             Self::ProxSgd(optimizer) => optimizer.step(closure).map(|_| ()),
         }
@@ -105,6 +114,8 @@ impl Optimizer {
         Ok(match self {
             Self::SAdam(optimizer) => optimizer.set_lr(lr),
             Self::AdamW(optimizer) => optimizer.set_lr(lr),
+            Self::Adam(optimizer) => optimizer.set_lr(lr),
+            Self::Sgd(optimizer) => optimizer.set_lr(lr),
             Self::RmsProp(optimizer) => optimizer.set_lr(lr),
             Self::ProxSgd(optimizer) => optimizer.set_lr(lr),
         }?)
