@@ -28,7 +28,9 @@ const EMA: f64 = 0.99;
 /// Of FixMatch with IAM, and of the arm that it is compared with.
 const THRESHOLD: f64 = 0.95;
 const SAME: &str = "fixmatch-0.95";
-const SEARCHED: [&str; 4] = ["sgd", "fixmatch", "fixmatch-iam", "iam-d"];
+/// The threshold that the search chose for FixMatch alone; the penalty of a second arm is searched there.
+const CHOSEN: f64 = 0.7;
+const SEARCHED: [&str; 5] = ["sgd", "fixmatch", "fixmatch-iam", "fixmatch-iam-0.7", "iam-d"];
 
 /// A way to use the unlabeled digits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,6 +55,9 @@ impl Recipe {
             "fixmatch" => [0.7, 0.8, 0.9, 0.95, 0.98].map(|t| Recipe { threshold: Some(t), ..Recipe::plain() }).into(),
             "fixmatch-iam" => {
                 penalties.map(|(rho, beta)| Recipe { threshold: Some(THRESHOLD), beta, rho, ..Recipe::plain() }).into()
+            }
+            "fixmatch-iam-0.7" => {
+                penalties.map(|(rho, beta)| Recipe { threshold: Some(CHOSEN), beta, rho, ..Recipe::plain() }).into()
             }
             "iam-d" => penalties.map(|(rho, beta)| Recipe { beta, rho, ..Recipe::plain() }).into(),
             _ => [0.0, 5e-4, 2e-3, 5e-3, 1e-2].map(|weight_decay| Recipe { weight_decay, ..Recipe::plain() }).into(),
@@ -108,8 +113,9 @@ pub(super) fn experiment() -> Experiment {
                 All arms see labeled digits weakly changed; FixMatch learns the class of the weak view on the strong one \
                 (weight 1, divided by the batch); IAM's penalty is on the labeled and the weak unlabeled digits. Weights \
                 averaged with decay 0.99 are evaluated in all arms. Five candidates an arm (FixMatch: the threshold; with \
-                IAM: the penalty, at the threshold 0.95 of prior work), chosen as in few-labels-mnist. What the penalty \
-                adds is measured against FixMatch at 0.95, which differs in nothing else. Protocol 2 of the specification; the paper's gain is about one point."
+                IAM: the penalty, at the threshold 0.95 of prior work and at the one chosen for FixMatch alone), chosen as \
+                in few-labels-mnist. What the penalty adds is measured at both thresholds against FixMatch at the same \
+                one, which differs in nothing else. Protocol 2 of the specification; the paper's gain is about one point."
                 .into(),
             data: vec!["mnist-10k".into()],
             kind: Kind::FullOnly,
@@ -119,6 +125,12 @@ pub(super) fn experiment() -> Experiment {
                 Arm::new("fixmatch", "FixMatch, threshold searched", Role::Baseline, note("fixmatch")),
                 Arm::new(SAME, "FixMatch, threshold 0.95", Role::Baseline, "threshold 0.95, as FixMatch with IAM-D"),
                 Arm::new("fixmatch-iam", "FixMatch with IAM-D", Role::Method, note("fixmatch-iam")),
+                Arm::new(
+                    "fixmatch-iam-0.7",
+                    "FixMatch with IAM-D, threshold 0.7",
+                    Role::Method,
+                    note("fixmatch-iam-0.7"),
+                ),
                 Arm::new("iam-d", "IAM-D", Role::Method, note("iam-d")),
             ],
             claims: vec![
@@ -131,11 +143,11 @@ pub(super) fn experiment() -> Experiment {
                     Test::Superior(0.0),
                 ),
                 Claim::new(
-                    "iam-beats-searched-fixmatch",
-                    "FixMatch with IAM-D is better than FixMatch whose threshold was searched.",
+                    "iam-adds-to-searched-fixmatch",
+                    "IAM-D makes FixMatch better, at the threshold that was searched for FixMatch.",
                     "ours",
                     "accuracy",
-                    ("fixmatch-iam", "fixmatch"),
+                    ("fixmatch-iam-0.7", "fixmatch"),
                     Test::Superior(0.0),
                 ),
                 Claim::new(
@@ -158,7 +170,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 11.0,
+            seconds_per_seed: 13.0,
         },
         body: Body::PerArm(run),
     }
@@ -299,6 +311,8 @@ mod tests {
         }
         // The claims compare recipes that differ in the penalty alone.
         let (with, without) = (recipe(&tuned, "fixmatch-iam").unwrap(), recipe(&tuned, SAME).unwrap());
+        assert_eq!(Recipe { beta: 0.0, rho: 0.0, ..with }, without);
+        let (with, without) = (recipe(&tuned, "fixmatch-iam-0.7").unwrap(), recipe(&tuned, "fixmatch").unwrap());
         assert_eq!(Recipe { beta: 0.0, rho: 0.0, ..with }, without);
         for arm in experiment().spec.arms {
             recipe(&tuned, &arm.name).unwrap();
