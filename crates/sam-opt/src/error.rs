@@ -153,7 +153,7 @@ pub enum Error {
     },
     /// A loss or a gradient norm that isn't finite. Parameters, buffers and optimizer state are unchanged.
     #[error(
-        "The {what} of the {pass} pass is {value}. Nothing was changed: lower the learning rate or the radius, look at the batch, or use `step_scaled`, which skips such steps."
+        "The {what} of the {pass} pass is {value}. Nothing was changed: lower the learning rate or the radius, or look at the batch. (To skip such steps, as mixed precision does, catch this error and go on; optimizers with a `step_scaled` do that themselves.)"
     )]
     NonFinite {
         /// "loss" or "gradient norm".
@@ -177,7 +177,7 @@ pub enum Error {
     NoParams,
     /// Logits that aren't a table of two or more classes.
     #[error(
-        "The closure returned logits of shape {got:?} in the {pass} pass, but [batch, classes] with at least 2 classes was expected. A head with a single logit z becomes two columns by `Tensor::cat(&[z.zeros_like(), z], 1)` (with z of shape [batch, 1])."
+        "The closure returned logits of shape {got:?} in the {pass} pass, but [batch, classes] was expected, with at least 2 classes and as many in every pass. A head with a single logit z becomes two columns by `Tensor::cat(&[z.zeros_like(), z], 1)` (with z of shape [batch, 1])."
     )]
     BadLogitsShape {
         /// The pass.

@@ -40,7 +40,7 @@ pub use group::{ParamGroup, buffers};
 pub use iam::{
     DirectionAudit, EmaGuard, Iam, IamConfig, IamDirection, IamStats, IamVariant, InconsistencyOpts,
     InconsistencyReport, MaskReduction, MaskStats, PenaltyForm, PenaltyGradient, WeightEma, audit_direction,
-    fisher_top_eig, fisher_vector_product, fixmatch_loss, local_inconsistency,
+    fisher_top_eig, fisher_top_eigs, fisher_vector_product, fixmatch_loss, local_inconsistency,
 };
 pub use pass::{Pass, PassKind};
 pub use quant::FakeQuant;

@@ -8,7 +8,7 @@ use sam_opt::tensor::tch::{Device, Kind, Tensor, no_grad};
 use sam_opt::tensor::{ParamSet, ParamVec};
 use sam_opt::{
     Iam, IamConfig, IamVariant, InconsistencyOpts, PassKind, PenaltyForm, PenaltyGradient, Sgd, audit_direction,
-    fisher_top_eig, fisher_vector_product, local_inconsistency,
+    fisher_top_eig, fisher_top_eigs, fisher_vector_product, local_inconsistency,
 };
 use std::cell::RefCell;
 
@@ -208,6 +208,10 @@ fn the_search_finds_the_top_eigenvector_of_a_dense_fisher_matrix() {
     }
     let (eigenvalues, vectors) = dense.linalg_eigh("L");
     let (lambda, top) = (eigenvalues.double_value(&[m - 1]), vectors.select(1, m - 1));
+    let mut top_five: Vec<f64> = Vec::try_from(&eigenvalues.narrow(0, m - 5, 5)).unwrap();
+    top_five.reverse();
+    close(&fisher_top_eigs(&list, || Ok(logits()), 5, 30).unwrap(), &top_five, 1e-9);
+    assert!(fisher_top_eigs(&list, || Ok(logits()), 5, 4).is_err());
     let (found, vector) = fisher_top_eig(&list, || Ok(logits()), 500, 1e-10).unwrap();
     let flat = Tensor::cat(&vector.iter().map(|v| v.reshape([-1])).collect::<Vec<_>>(), 0);
     close(&[found, flat.dot(&top).double_value(&[]).abs()], &[lambda, 1.0], 1e-8);
@@ -231,22 +235,28 @@ fn the_search_finds_the_top_eigenvector_of_a_dense_fisher_matrix() {
 fn a_small_radius_gives_the_quadratic_value() {
     let (x, _) = inputs(6, 3, Kind::Double);
     let net = Net::new(&[4, 5, 3], Kind::Double);
-    let list: Vec<Tensor> = net.store.trainable_variables();
+    let params = ParamSet::from_var_store(&net.store).unwrap();
+    let list = params.tensors();
     for rho in [1e-2, 1e-3] {
-        let opts = InconsistencyOpts { rho, noise_scale: 1e-4, inner_steps: 1, draws: 2, seed: 4 };
-        let report = local_inconsistency(&list, || Ok(net.logits(None, &x)), &opts).unwrap();
-        // The same δ, from the same noise: its quadratic form.
-        let audit = audit_direction(&list, || Ok(net.logits(None, &x)), &opts, 300, 1e-9).unwrap();
-        for ((s, share), cosine) in report.per_draw.iter().zip(&audit.shares).zip(&audit.cosines) {
-            let quadratic = 0.5 * rho * rho * audit.lambda_max;
-            assert!((s / quadratic - share).abs() < 1e-9 && *share < 1.001 && *share > cosine * cosine * 0.99);
-        }
-    }
-    let s = |rho| {
         let opts = InconsistencyOpts { rho, noise_scale: 1e-4, inner_steps: 1, draws: 1, seed: 4 };
-        local_inconsistency(&list, || Ok(net.logits(None, &x)), &opts).unwrap().mean
-    };
-    let (large, small) = (s(1e-2) / 1e-4, s(1e-3) / 1e-6);
-    assert!((large / small - 1.0).abs() < 0.01, "{large} {small}");
-    assert_eq!(s(0.0), 0.0);
+        // The δ of the last pass, where S is taken.
+        let before = params.snapshot();
+        let last = RefCell::new(None);
+        let logits = || {
+            let moved = params.snapshot();
+            moved.axpy(-1.0, &before).unwrap();
+            *last.borrow_mut() = Some(moved);
+            Ok(net.logits(None, &x))
+        };
+        let s = local_inconsistency(list, logits, &opts).unwrap().mean;
+        let delta = last.into_inner().unwrap();
+        close(&[delta.norm()], &[rho], 1e-9);
+        let parts: Vec<Tensor> = delta.present().iter().map(|t| t.copy()).collect();
+        let product = fisher_vector_product(list, || Ok(net.logits(None, &x)), &parts).unwrap();
+        let product = ParamVec::new(product.into_iter().map(Some).collect());
+        let quadratic = 0.5 * delta.dot(&product).unwrap();
+        assert!((s / quadratic - 1.0).abs() < 0.01, "ρ {rho}: {s} is not {quadratic}");
+    }
+    let nothing = InconsistencyOpts { rho: 0.0, ..InconsistencyOpts::default() };
+    assert_eq!(local_inconsistency(list, || Ok(net.logits(None, &x)), &nothing).unwrap().mean, 0.0);
 }

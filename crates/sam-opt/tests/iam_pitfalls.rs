@@ -366,6 +366,9 @@ fn fixmatch_divides_as_it_is_told_and_sends_no_gradient_through_the_weak_view() 
     assert_eq!((none.double_value(&[]), mask.kept), (0.0, 0));
     assert!(mask.mean_conf > 0.7 && mask.mean_conf < 0.8);
     assert!(fixmatch_loss(&table(&weak), &table(&strong), 1.5, MaskReduction::Kept).is_err());
+    let three = Tensor::zeros([4, 3], (Kind::Double, Device::Cpu));
+    let error = fixmatch_loss(&table(&weak), &three, 0.95, MaskReduction::Kept).unwrap_err();
+    assert!(matches!(&error, Error::BadLogitsShape { got, .. } if *got == [4, 3]), "{error}");
     let one = table(&strong).narrow(1, 0, 1);
     let message = fixmatch_loss(&one, &one, 0.95, MaskReduction::Kept).unwrap_err().to_string();
     assert!(message.contains("two columns"), "{message}");
@@ -397,6 +400,22 @@ fn the_average_of_weights_is_used_only_while_its_guard_is_open() {
         close(&values(&iam.params().tensors()[1]), &mean, 1e-7);
     }
     assert!(WeightEma::new(&model().0, 1.0).is_err());
+    // A step of 0.001 of the way is below bf16's rounding; the average must move all the same, also after loading.
+    let mut store = VarStore::new(Device::Cpu);
+    let w = store.root().var_copy("w", &Tensor::from_slice(&[1.0f32]));
+    store.bfloat16();
+    let mut ema = WeightEma::new(&store, 0.999).unwrap();
+    let _ = sam_opt::tensor::tch::no_grad(|| w.shallow_clone().fill_(2.0));
+    for _ in 0..2 {
+        for _ in 0..500 {
+            ema.update().unwrap();
+        }
+        let state = ema.state_dict();
+        ema = WeightEma::new(&store, 0.999).unwrap();
+        ema.load_state_dict(&state).unwrap();
+    }
+    let _open = ema.evaluate().unwrap();
+    close(&values(&w), &[2.0 - 0.999f64.powi(1000)], 5e-3);
 }
 
 #[test]
@@ -418,6 +437,72 @@ fn de_keeps_its_direction_and_saves_it() {
     assert_eq!(saved, iam.params().len());
     let mut bad = iam.state_dict().unwrap();
     bad.tensors.insert("delta/0.bias".into(), Tensor::from_slice(&[0.0f32; 2]));
+    let error = iam.load_state_dict(&bad).unwrap_err();
+    assert!(matches!(&error, Error::StateMismatch { name, .. } if name == "delta/0.bias"), "{error}");
+    bad.tensors.insert("delta/0.bias".into(), Tensor::full([16], f64::NAN, (Kind::Float, Device::Cpu)));
     let message = iam.load_state_dict(&bad).unwrap_err().to_string();
-    assert!(message.contains("delta/0.bias"), "{message}");
+    assert!(message.contains("delta/0.bias") && message.contains("finite"), "{message}");
+    // One part missing, and all of them.
+    let mut missing = iam.state_dict().unwrap();
+    missing.tensors.remove("delta/0.bias");
+    assert!(matches!(iam.load_state_dict(&missing), Err(Error::State { .. })));
+    missing.tensors.retain(|key, _| !key.starts_with("delta/"));
+    assert!(matches!(iam.load_state_dict(&missing), Err(Error::State { .. })));
+    iam.load_state_dict(&state).unwrap();
+}
+
+#[test]
+fn a_new_radius_acts_from_the_next_step_on() {
+    let (x, y) = batch(16, 0);
+    let step = |iam: &mut Iam<Sgd>, net: &Mlp| {
+        iam.step(|_| Ok(net.forward_with(&x, true, true)), |z| Ok(z.cross_entropy_for_logits(&y))).unwrap()
+    };
+    for config in [IamConfig::d(0.5, 1.0), IamConfig::s(0.5)] {
+        let (store, net) = model();
+        let config = IamConfig { refresh_every: 100, ..config };
+        let mut iam = Iam::for_store(&store, Sgd::new(0.1), config).unwrap();
+        close(&[step(&mut iam, &net).delta_norm, step(&mut iam, &net).delta_norm], &[0.5; 2], 1e-6);
+        iam.set_rho(0.25).unwrap();
+        let stats = step(&mut iam, &net);
+        assert!(stats.refreshed);
+        close(&[stats.delta_norm, step(&mut iam, &net).delta_norm], &[0.25; 2], 1e-6);
+    }
+    // DE's δ has half the length and the same direction; the noise that it starts from has no radius yet.
+    let (store, net) = model();
+    let mut iam = Iam::for_store(&store, Sgd::new(0.1), IamConfig::de(0.5, 1.0)).unwrap();
+    iam.set_rho(0.4).unwrap();
+    assert!((step(&mut iam, &net).delta_norm - 1.0).abs() < 0.3);
+    iam.set_rho(0.2).unwrap();
+    close(&[step(&mut iam, &net).delta_norm], &[0.2], 1e-6);
+    iam.set_rho(0.0).unwrap();
+    assert_eq!(step(&mut iam, &net).inconsistency, None);
+    iam.set_rho(0.2).unwrap();
+    assert!((step(&mut iam, &net).delta_norm - 1.0).abs() < 0.3, "nothing is left to scale");
+    // A group's own radius stays.
+    let (store, net) = model();
+    let mut first = sam_opt::ParamGroup::matching(&store, |name| name.starts_with('0'));
+    let last = sam_opt::ParamGroup::matching(&store, |name| name.starts_with('1'));
+    first.rho = Some(0.5);
+    let mut iam = Iam::new(vec![first, last], Sgd::new(0.0), IamConfig::de(0.5, 1.0)).unwrap();
+    step(&mut iam, &net);
+    let parts = |iam: &Iam<Sgd>| {
+        let state = iam.state_dict().unwrap();
+        ["delta/0.weight", "delta/1.weight"].map(|key| state.tensors[key].norm().double_value(&[]))
+    };
+    let before = parts(&iam);
+    iam.set_rho(0.25).unwrap();
+    close(&parts(&iam), &[before[0], before[1] / 2.0], 1e-6);
+    // Noise that came because nothing moved has no radius either.
+    let (store, net) = model();
+    let mut iam = Iam::for_store(&store, Sgd::new(0.0), IamConfig::de(0.5, 1.0)).unwrap();
+    let peaked = Tensor::from_slice(&[1e5f32, 0.0, -1e5]);
+    let peaked_step = |iam: &mut Iam<Sgd>| {
+        let loss = |z: &Tensor| Ok((z - &peaked).cross_entropy_for_logits(&y));
+        iam.step(|_| Ok(net.forward_with(&x, true, true) + &peaked), loss).unwrap()
+    };
+    assert!(peaked_step(&mut iam).degenerate);
+    let saved = iam.state_dict().unwrap();
+    iam.load_state_dict(&saved).unwrap();
+    iam.set_rho(1e-3).unwrap();
+    assert!((peaked_step(&mut iam).delta_norm - 1.0).abs() < 0.3);
 }

@@ -178,6 +178,23 @@ fn the_search_may_use_other_inputs() {
             .unwrap();
         (weights(&store), stats.forwards)
     };
+    // Where only some inputs have a label: as narrowing in the loss.
+    let semi = |told: bool| {
+        let (store, net) = model();
+        let mut iam = Iam::for_store(&store, Sgd::new(0.1), IamConfig::d(0.5, 1.0)).unwrap();
+        let (logits, few) = (|_: &sam_opt::Pass<'_>| Ok(net.forward_with(&x, true, true)), y.narrow(0, 0, 6));
+        let wide = batch(40, 1).0;
+        let other = |_: &sam_opt::Pass<'_>| Ok(net.forward_with(&wide, true, true));
+        let narrowed = |z: &Tensor| Ok(z.narrow(0, 0, 6).cross_entropy_for_logits(&few));
+        let stats = if told {
+            iam.step_semi_with_delta_inputs(6, logits, |z| Ok(z.cross_entropy_for_logits(&few)), other)
+        } else {
+            iam.step_with_delta_inputs(logits, narrowed, other)
+        };
+        (weights(&store), stats.unwrap().unlabeled)
+    };
+    let (told, narrowed) = (semi(true), semi(false));
+    assert_eq!((told.0, told.1, narrowed.1), (narrowed.0, Some(10), None));
     // The same inputs are the same step; others another one, and one forward pass more.
     let (same, forwards) = run(&x.copy());
     let (store, net) = model();

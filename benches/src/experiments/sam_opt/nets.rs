@@ -16,6 +16,7 @@ pub(super) struct Net {
 
 pub(super) const SMALL: Net = Net { name: "small", widths: &[64, 128, 128, 10], batch: 64, steps: 100 };
 pub(super) const LARGE: Net = Net { name: "large", widths: &[784, 2048, 2048, 2048, 10], batch: 256, steps: 1 };
+pub(super) const MILLION: Net = Net { name: "million", widths: &[512, 768, 768, 10], batch: 128, steps: 10 };
 
 /// The numbers that both sides of a comparison start from.
 pub(super) fn wave(count: i64, scale: f64, phase: f64) -> Tensor {

@@ -1,7 +1,7 @@
 //! Label smoothing \[prior work: Szegedy et al. 2016\].
 
 use crate::base::check;
-use crate::{Error, Result};
+use crate::{Error, PassKind, Result};
 use tensor::tch::{Reduction, Tensor};
 
 /// Mean cross-entropy with targets `(1−s)·one-hot + s/C`; `logits` `[batch, classes]`, `targets` `[batch]` of class
@@ -16,8 +16,11 @@ use tensor::tch::{Reduction, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidConfig`] for a smoothing outside `[0, 1)`; what libtorch reports about shapes.
+/// [`Error::InvalidConfig`] for a smoothing outside `[0, 1)`; [`Error::EmptyBatch`]; what libtorch reports about shapes.
 pub fn smoothed_cross_entropy(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Result<Tensor> {
     check("smoothing", smoothing, 0.0, 1.0)?;
+    if logits.size().first() == Some(&0) {
+        return Err(Error::EmptyBatch { pass: PassKind::Main });
+    }
     Ok::<_, Error>(logits.f_cross_entropy_loss::<&Tensor>(targets, None, Reduction::Mean, -100, smoothing)?)
 }

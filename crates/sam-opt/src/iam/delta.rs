@@ -3,8 +3,23 @@
 use crate::direction::Epsilon;
 use crate::scope::StepSeed;
 use crate::{Error, Result};
+use serde_json::Value;
 use tensor::tch::{Tensor, no_grad};
-use tensor::{ParamSet, ParamVec, Seed, fused};
+use tensor::{ParamSet, ParamVec, Seed, StateDict, fused};
+
+/// A δ that outlives its step.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) vector: ParamVec,
+    /// Whether it is noise of length σ, not a direction of length ρ (DE, where the outputs didn't move).
+    pub(super) is_noise: bool,
+}
+
+impl Kept {
+    pub(super) fn searched(vector: ParamVec) -> Self {
+        Self { vector, is_noise: false }
+    }
+}
 
 /// A perturbation `δ_i = alphas[i] · direction_i`.
 #[derive(Debug)]
@@ -75,8 +90,22 @@ pub(super) fn per_scalar(set: &ParamSet, sigma: f64) -> f64 {
     sigma / (set.numel() as f64).sqrt()
 }
 
+/// Adds δ to a state: its tensors, how many there are, and whether it is noise.
+pub(super) fn save(kept: Option<&Kept>, set: &ParamSet, state: &mut StateDict) {
+    let mut count = 0u64;
+    for (name, part) in set.names().iter().zip(kept.iter().flat_map(|kept| kept.vector.parts())) {
+        if let Some(part) = part {
+            state.tensors.insert(key(name), part.copy());
+            count += 1;
+        }
+    }
+    state.meta.insert(COUNT.into(), count.into());
+    state.meta.insert(IS_NOISE.into(), kept.is_some_and(|kept| kept.is_noise).into());
+}
+
 /// δ read back from a saved state, in the kinds of the parameters' arithmetic; `None` where nothing was saved.
-pub(super) fn load(set: &ParamSet, state: &tensor::StateDict) -> Result<Option<ParamVec>> {
+pub(super) fn load(set: &ParamSet, state: &StateDict) -> Result<Option<Kept>> {
+    let bad = |reason: String| Error::State { reason };
     let mut parts = Vec::with_capacity(set.len());
     for (name, param) in set.iter() {
         let Some(saved) = state.tensors.get(&key(name)) else {
@@ -84,18 +113,29 @@ pub(super) fn load(set: &ParamSet, state: &tensor::StateDict) -> Result<Option<P
             continue;
         };
         if saved.size() != param.size() {
-            let (got, expected) = (saved.size(), param.size());
-            let reason = format!("\"{}\" has the shape {got:?}, but the parameter has {expected:?}.", key(name));
-            return Err(Error::State { reason });
+            return Err(Error::StateMismatch { name: key(name), expected: param.size(), got: saved.size() });
+        }
+        if !saved.f_isfinite()?.f_all()?.f_int64_value(&[]).is_ok_and(|all| all == 1) {
+            return Err(bad(format!("\"{}\" has numbers that aren't finite.", key(name))));
         }
         parts.push(Some(saved.to_device(param.device()).to_kind(crate::base::state_kind(param)).copy()));
     }
-    let delta = ParamVec::new(parts);
-    Ok((!delta.is_empty()).then_some(delta))
+    let vector = ParamVec::new(parts);
+    let found = vector.present().len() as u64;
+    let expected = state.meta.get(COUNT).and_then(Value::as_u64);
+    let expected = expected.ok_or_else(|| bad(format!("it has no number of saved directions \"{COUNT}\".")))?;
+    if found != expected {
+        return Err(bad(format!("it has {found} of the {expected} tensors \"{}\" that were saved.", key("…"))));
+    }
+    let is_noise = state.meta.get(IS_NOISE).and_then(Value::as_bool).unwrap_or(false);
+    Ok((!vector.is_empty()).then_some(Kept { vector, is_noise }))
 }
 
+const COUNT: &str = "delta_tensors";
+const IS_NOISE: &str = "delta_is_noise";
+
 /// Name of a parameter's part of δ in a saved state.
-pub(super) fn key(name: &str) -> String {
+fn key(name: &str) -> String {
     format!("delta/{name}")
 }
 

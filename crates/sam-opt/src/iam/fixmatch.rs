@@ -1,7 +1,7 @@
 //! FixMatch \[prior work: Sohn et al. 2020\], which IAM-D is combined with, and its average of weights.
 
 use super::outputs::Outputs;
-use crate::base::check;
+use crate::base::{check, state_kind};
 use crate::pass::PassKind;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -61,8 +61,11 @@ pub fn fixmatch_loss(
     let pass = PassKind::Main;
     let weak = Outputs::new(weak.detach(), pass, false)?;
     let strong = Outputs::new(strong.shallow_clone(), pass, false)?;
-    if weak.logits.size() != strong.logits.size() {
+    if weak.rows() != strong.rows() {
         return Err(Error::BatchSizeChanged { pass, first: weak.rows(), got: strong.rows() });
+    }
+    if weak.logits.size() != strong.logits.size() {
+        return Err(Error::BadLogitsShape { pass, got: strong.logits.size() });
     }
     let (confidence, label) = weak.log_p.f_exp()?.f_max_dim(-1, false)?; // [batch] each
     let mask = confidence.f_ge(threshold)?.to_kind(strong.log_p.kind());
@@ -79,6 +82,7 @@ pub fn fixmatch_loss(
 
 /// Exponential moving average of weights, evaluated in place of them: `w̄ ← d w̄ + (1−d) w` after each step.
 ///
+/// The average of half-precision weights is kept in f32: in bf16 a step of `1 − d = 0.001` would be below its rounding.
 /// Running statistics of normalization layers are the model's own, not averaged.
 #[derive(Debug)]
 pub struct WeightEma {
@@ -95,7 +99,8 @@ impl WeightEma {
     pub fn new(store: &VarStore, decay: f64) -> Result<Self> {
         check("decay", decay, 0.0, 1.0)?;
         let params = ParamSet::from_var_store(store)?;
-        let average = params.snapshot();
+        let wide = |(_, t): (&str, &Tensor)| Some(no_grad(|| t.detach().to_kind(state_kind(t)).copy()));
+        let average = ParamVec::new(params.iter().map(wide).collect());
         Ok(Self { params, average, decay })
     }
 
@@ -113,7 +118,8 @@ impl WeightEma {
         if !fused::update([&average], [&weights], |_, [a], [w]| *a = d * *a + new * w) {
             no_grad(|| -> Result<()> {
                 for (a, w) in average.iter().zip(weights) {
-                    let moved = a.f_mul_scalar(self.decay)?.f_add(&w.f_mul_scalar(1.0 - self.decay)?)?;
+                    let moved =
+                        a.f_mul_scalar(self.decay)?.f_add(&w.to_kind(a.kind()).f_mul_scalar(1.0 - self.decay)?)?;
                     a.shallow_clone().f_copy_(&moved)?;
                 }
                 Ok(())
@@ -152,7 +158,7 @@ impl WeightEma {
             let saved = found.ok_or_else(|| Error::State {
                 reason: format!("the tensor \"ema/{name}\" of shape {:?} is missing.", param.size()),
             })?;
-            parts.push(Some(saved.to_device(param.device()).to_kind(param.kind()).copy()));
+            parts.push(Some(saved.to_device(param.device()).to_kind(state_kind(param)).copy()));
         }
         self.average = ParamVec::new(parts);
         Ok(())

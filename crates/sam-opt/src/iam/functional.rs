@@ -2,7 +2,7 @@
 //! both outputs.
 
 use super::config::{IamVariant, PenaltyGradient};
-use super::delta::{Delta, Noise, per_scalar, stand_ins};
+use super::delta::{Delta, Kept, Noise, per_scalar, stand_ins};
 use super::outputs::Outputs;
 use super::passes::{Bench, Closures, Logits, Passed, forward, main_loss};
 use super::search::{note_signal, scaled};
@@ -45,7 +45,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
             };
             stats.delta_norm = found.norm;
             let weights = stand_ins(set, &found.alphas, &found.direction)?;
-            kept = if config.refresh_every > 1 { Some(found.materialize()?) } else { None };
+            kept = if config.refresh_every > 1 { Some(Kept::searched(found.materialize()?)) } else { None };
             weights
         };
 

@@ -71,8 +71,9 @@ pub struct InconsistencyReport {
 /// Local inconsistency `S_ρ = max_{‖δ‖≤ρ} (1/b) Σ KL(f(x;θ) ‖ f(x;θ+δ))` of a model on some inputs, by power iteration
 /// from `draws` starts (Algorithm 1 \[paper\]). `S_ρ ≈ ½ρ²λ_max(F)`.
 ///
-/// `logits` returns the logits `[batch, classes]` of the same inputs each time it is called; the model should be in
-/// evaluation mode, since dropout would be measured as inconsistency. Parameters that don't require grad stay where they
+/// `logits` returns the logits `[batch, classes]` of the same inputs each time it is called, with the model in evaluation
+/// mode: in training mode dropout would be measured as inconsistency, and batch normalization would move its running
+/// statistics in every pass, of which this function knows nothing. Parameters that don't require grad stay where they
 /// are; afterwards all are what they were, bit for bit. Costs `draws · (3K+1) + 1` forward passes (a backward pass
 /// counting two).
 ///
@@ -207,6 +208,30 @@ pub fn fisher_top_eig(
     let set = trainable(params)?;
     let (value, vector) = top_eig(&set, logits, iters, tol)?;
     Ok((value, spread(params, &set.unflatten(&vector)?)?))
+}
+
+/// The `k` largest eigenvalues of F, descending, by `steps` steps of Lanczos with exact products and full
+/// re-orthogonalization; a few times `k` steps for converged values. Each value comes once, however many eigenvectors it
+/// has, and fewer than `k` come where F has fewer different ones. Memory: `steps` vectors of the parameters' size.
+///
+/// # Errors
+/// As [`fisher_vector_product`]; `k = 0`, or fewer steps than `k`.
+pub fn fisher_top_eigs(
+    params: &[Tensor],
+    logits: impl FnOnce() -> Result<Tensor>,
+    k: usize,
+    steps: usize,
+) -> Result<Vec<f64>> {
+    if k == 0 || steps < k {
+        return Err(Error::invalid("k", format!("from 1 to the {steps} steps"), k));
+    }
+    let set = trainable(params)?;
+    let operator = fisher(&set, logits)?;
+    let start = set.normal(Seed::new(0).child("sam-opt.fisher"))?.flatten(&set)?;
+    let (mut values, _) = spectrum::lanczos(|v| operator.apply(v), &start, steps)?.quadrature()?;
+    values.reverse();
+    values.truncate(k);
+    Ok(values)
 }
 
 /// As [`fisher_top_eig`], flat.

@@ -16,8 +16,9 @@ pub use audit::{DirectionAudit, audit_direction};
 pub use config::{IamConfig, IamDirection, IamVariant, PenaltyForm, PenaltyGradient};
 pub use fixmatch::{EmaGuard, MaskReduction, MaskStats, WeightEma, fixmatch_loss};
 pub use inconsistency::{
-    InconsistencyOpts, InconsistencyReport, fisher_top_eig, fisher_vector_product, local_inconsistency,
+    InconsistencyOpts, InconsistencyReport, fisher_top_eig, fisher_top_eigs, fisher_vector_product, local_inconsistency,
 };
+pub(crate) use outputs::Outputs;
 pub use stats::IamStats;
 
 use crate::base::BaseOptimizer;
@@ -26,6 +27,7 @@ use crate::engine::{Engine, engine_methods};
 use crate::group::{self, ParamGroup};
 use crate::pass::Pass;
 use crate::{Error, Result};
+use delta::Kept;
 use passes::Closures;
 use tensor::tch::{Tensor, nn::VarStore};
 use tensor::{ParamSet, ParamVec};
@@ -66,7 +68,7 @@ pub struct Iam<B> {
     /// Without any, every step is the base optimizer's.
     perturbed: Option<Perturbed>,
     /// The persistent δ of DE, and of the others between refreshes.
-    delta: Option<ParamVec>,
+    delta: Option<Kept>,
     /// Gives δ₀ in place of normal noise.
     start: Option<Box<Start>>,
 }
@@ -128,14 +130,29 @@ impl<B: BaseOptimizer> Iam<B> {
         &self.engine.base
     }
 
-    /// Changes the radius from the next step on (the authors' semi-supervised code halves it late in training). Part of
-    /// the settings that a saved state must share.
+    /// Changes the radius from the next step on (the authors' semi-supervised code halves it late in training), except of
+    /// groups with one of their own. A δ that was kept for later steps is searched anew by D and S; DE's becomes longer or
+    /// shorter with the radius (coming from 0, it starts from noise again). Part of the settings that a saved state must
+    /// share.
     ///
     /// # Errors
-    /// [`Error::InvalidRho`] when it is negative or not finite.
+    /// [`Error::InvalidRho`] when it is negative or not finite; nothing has changed then.
     pub fn set_rho(&mut self, rho: f64) -> Result<()> {
         config::check_rho(rho)?;
-        self.config.rho = rho;
+        let old = std::mem::replace(&mut self.config.rho, rho);
+        if rho == old {
+            return Ok(());
+        }
+        let factor = rho / old;
+        let de = self.config.variant == IamVariant::De;
+        let Some(kept) = self.delta.take_if(|kept| !(de && kept.is_noise)) else { return Ok(()) };
+        if let (true, true, Some(perturbed)) = (de, factor.is_finite(), &self.perturbed) {
+            let own = |group: usize| self.engine.groups[group].rho.is_some();
+            let scaled = kept.vector.parts().iter().zip(&perturbed.group).filter(|(_, group)| !own(**group));
+            let scaled: Vec<_> = scaled.map(|(part, _)| part.as_ref().map(Tensor::shallow_clone)).collect();
+            ParamVec::new(scaled).scale(factor)?;
+            self.delta = Some(kept);
+        }
         Ok(())
     }
 
@@ -181,6 +198,30 @@ impl<B: BaseOptimizer> Iam<B> {
     /// As [`step`](Self::step); [`Error::InvalidConfig`] for DE, which has no search.
     pub fn step_with_delta_inputs(
         &mut self,
+        logits: impl FnMut(&Pass<'_>) -> Result<Tensor>,
+        loss: impl Fn(&Tensor) -> Result<Tensor>,
+        delta_inputs: impl FnMut(&Pass<'_>) -> Result<Tensor>,
+    ) -> Result<IamStats> {
+        self.with_delta_inputs(None, logits, loss, delta_inputs)
+    }
+
+    /// [`step_semi`](Self::step_semi) with other inputs for the search of δ.
+    ///
+    /// # Errors
+    /// As [`step_semi`](Self::step_semi) and [`step_with_delta_inputs`](Self::step_with_delta_inputs).
+    pub fn step_semi_with_delta_inputs(
+        &mut self,
+        labeled: i64,
+        logits: impl FnMut(&Pass<'_>) -> Result<Tensor>,
+        loss: impl Fn(&Tensor) -> Result<Tensor>,
+        delta_inputs: impl FnMut(&Pass<'_>) -> Result<Tensor>,
+    ) -> Result<IamStats> {
+        self.with_delta_inputs(Some(labeled), logits, loss, delta_inputs)
+    }
+
+    fn with_delta_inputs(
+        &mut self,
+        labeled: Option<i64>,
         mut logits: impl FnMut(&Pass<'_>) -> Result<Tensor>,
         loss: impl Fn(&Tensor) -> Result<Tensor>,
         mut delta_inputs: impl FnMut(&Pass<'_>) -> Result<Tensor>,
@@ -189,6 +230,6 @@ impl<B: BaseOptimizer> Iam<B> {
             return Err(Error::invalid("delta_inputs", "left out with variant De, which has no search", "a closure"));
         }
         let delta_logits: passes::Logits<'_> = &mut delta_inputs;
-        self.run(Closures { logits: &mut logits, loss: &loss, delta_logits: Some(delta_logits), labeled: None })
+        self.run(Closures { logits: &mut logits, loss: &loss, delta_logits: Some(delta_logits), labeled })
     }
 }

@@ -1,7 +1,7 @@
 //! The passes of a step, variant by variant.
 
 use super::config::{IamConfig, IamDirection, IamVariant, PenaltyForm, PenaltyGradient};
-use super::delta::{Delta, Noise};
+use super::delta::{Delta, Kept, Noise};
 use super::outputs::Outputs;
 use super::stats::IamStats;
 use super::{Iam, Start, search};
@@ -48,7 +48,7 @@ pub(super) struct Passed {
     /// Open at the perturbed point, if the base optimizer may write over it.
     pub(super) guard: Option<RestoreGuard>,
     /// The persistent δ from now on.
-    pub(super) delta: Option<ParamVec>,
+    pub(super) delta: Option<Kept>,
     pub(super) scratch: Option<Scratch>,
     /// The pass that the gradient comes from, for messages.
     pub(super) pass: PassKind,
@@ -95,7 +95,7 @@ impl<B: BaseOptimizer> Iam<B> {
         let due = self.engine.step.is_multiple_of(config.refresh_every as u64);
         // DE starts from noise and follows its own δ; the others search when it is due.
         let fresh;
-        let delta = match (config.variant, self.delta.as_ref()) {
+        let delta = match (config.variant, self.delta.as_ref().map(|kept| &kept.vector)) {
             (IamVariant::De, None) => {
                 fresh = Noise::new(config.seed, self.engine.step).draw(&perturbed.set, config.noise_scale)?;
                 Some(&fresh)
@@ -189,8 +189,8 @@ impl<B: BaseOptimizer> Iam<B> {
     }
 
     /// δ to be used again later, if it will be.
-    fn keep(&self, delta: Delta) -> Result<Option<ParamVec>> {
-        if self.config.refresh_every > 1 { Ok(Some(delta.materialize()?)) } else { Ok(None) }
+    fn keep(&self, delta: Delta) -> Result<Option<Kept>> {
+        if self.config.refresh_every > 1 { Ok(Some(Kept::searched(delta.materialize()?))) } else { Ok(None) }
     }
 
     fn blank_stats(&self) -> IamStats {
@@ -327,7 +327,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
         } else {
             let (guard, found) = self.find(closures, &reference, slope, scratch, stats)?;
             stats.delta_norm = found.norm;
-            kept = if config.refresh_every > 1 { Some(found.materialize()?) } else { None };
+            kept = if config.refresh_every > 1 { Some(Kept::searched(found.materialize()?)) } else { None };
             guard
         };
 
@@ -382,19 +382,20 @@ impl<B: BaseOptimizer> Bench<'_, B> {
 
     /// `ρ g_δ/‖g_δ‖` for the next step of DE, from the penalty's gradient at `θ + sδ`, (over the
     /// perturbed parameters, to be overwritten), of which g_δ is s times; new noise where it has no direction.
-    pub(super) fn next_delta(&self, vector: ParamVec, noise: Noise, stats: &mut IamStats) -> Result<ParamVec> {
+    pub(super) fn next_delta(&self, vector: ParamVec, noise: Noise, stats: &mut IamStats) -> Result<Kept> {
         let norm = vector.norm();
         if norm == 0.0 || !norm.is_finite() {
             stats.degenerate = true;
             // Another stream than the one that δ may have started from in this step.
             let next = Noise::new(self.config.seed, self.engine.step + 1);
-            return next.draw(&self.perturbed.set, self.config.noise_scale);
+            let vector = next.draw(&self.perturbed.set, self.config.noise_scale)?;
+            return Ok(Kept { vector, is_noise: true });
         }
         let epsilon =
             search::scaled(self.perturbed, &self.radii, self.config.norm_eps, vector, PassKind::Perturbed(0))?;
         stats.refreshed = true;
         let delta = Delta::of(epsilon).materialize()?;
         delta.scale(noise.sign())?;
-        Ok(delta)
+        Ok(Kept::searched(delta))
     }
 }

@@ -15,12 +15,8 @@ impl<B: BaseOptimizer> Iam<B> {
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a base optimizer that can't be saved.
     pub fn state_dict(&self) -> Result<StateDict> {
         let mut state = self.engine.state_dict(NAME, &self.config)?;
-        if let (Some(vector), Some(perturbed)) = (&self.delta, &self.perturbed) {
-            for (name, part) in perturbed.set.names().iter().zip(vector.parts()) {
-                if let Some(part) = part {
-                    state.tensors.insert(delta::key(name), part.copy());
-                }
-            }
+        if let Some(perturbed) = &self.perturbed {
+            delta::save(self.delta.as_ref(), &perturbed.set, &mut state);
         }
         Ok(state)
     }
@@ -28,7 +24,9 @@ impl<B: BaseOptimizer> Iam<B> {
     /// Continues from a saved state: the next steps are those that the saved optimizer would have done.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) when it was saved by another method, with other settings or for other parameters;
+    /// [`Error::State`](crate::Error::State) when it was saved by another method, with other settings or for other
+    /// parameters, or when a part of δ is missing or not finite;
+    /// [`Error::StateMismatch`](crate::Error::StateMismatch) when a part has another shape;
     /// [`Error::NestedPerturbation`](crate::Error::NestedPerturbation) while a guard is open. Nothing has changed then.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         let step = self.engine.check_state(NAME, &self.config, state)?;

@@ -25,7 +25,12 @@ const UNLABELED: i64 = 200;
 const LAMBDA: f64 = 1.0;
 /// Of the averaged weights. FixMatch's 0.999 needs more steps than there are here.
 const EMA: f64 = 0.99;
-const SEARCHED: [&str; 4] = ["sgd", "fixmatch", "fixmatch-iam", "iam-d"];
+/// Of FixMatch with IAM, and of the arm that it is compared with.
+const THRESHOLD: f64 = 0.95;
+const SAME: &str = "fixmatch-0.95";
+/// The threshold that the search chose for FixMatch alone; the penalty of a second arm is searched there.
+const CHOSEN: f64 = 0.7;
+const SEARCHED: [&str; 5] = ["sgd", "fixmatch", "fixmatch-iam", "fixmatch-iam-0.7", "iam-d"];
 
 /// A way to use the unlabeled digits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,7 +54,10 @@ impl Recipe {
         match arm {
             "fixmatch" => [0.7, 0.8, 0.9, 0.95, 0.98].map(|t| Recipe { threshold: Some(t), ..Recipe::plain() }).into(),
             "fixmatch-iam" => {
-                penalties.map(|(rho, beta)| Recipe { threshold: Some(0.95), beta, rho, ..Recipe::plain() }).into()
+                penalties.map(|(rho, beta)| Recipe { threshold: Some(THRESHOLD), beta, rho, ..Recipe::plain() }).into()
+            }
+            "fixmatch-iam-0.7" => {
+                penalties.map(|(rho, beta)| Recipe { threshold: Some(CHOSEN), beta, rho, ..Recipe::plain() }).into()
             }
             "iam-d" => penalties.map(|(rho, beta)| Recipe { beta, rho, ..Recipe::plain() }).into(),
             _ => [0.0, 5e-4, 2e-3, 5e-3, 1e-2].map(|weight_decay| Recipe { weight_decay, ..Recipe::plain() }).into(),
@@ -104,25 +112,42 @@ pub(super) fn experiment() -> Experiment {
                 pixels, strongly changed ones by −2 to 2, turned by −20° to 20° and have one square of 4×4 pixels cut out. \
                 All arms see labeled digits weakly changed; FixMatch learns the class of the weak view on the strong one \
                 (weight 1, divided by the batch); IAM's penalty is on the labeled and the weak unlabeled digits. Weights \
-                averaged with decay 0.99 are evaluated in all arms. Five candidates an arm (FixMatch: the threshold), \
-                chosen as in few-labels-mnist. Protocol 2 of the specification; the paper's gain is about one point."
+                averaged with decay 0.99 are evaluated in all arms. Five candidates an arm (FixMatch: the threshold; with \
+                IAM: the penalty, at the threshold 0.95 of prior work and at the one chosen for FixMatch alone), chosen as \
+                in few-labels-mnist. What the penalty adds is measured at both thresholds against FixMatch at the same \
+                one, which differs in nothing else. Protocol 2 of the specification; the paper's gain is about one point."
                 .into(),
             data: vec!["mnist-10k".into()],
             kind: Kind::FullOnly,
             metrics: all,
             arms: vec![
                 Arm::new("sgd", "SGD, weakly changed labeled digits", Role::Baseline, note("sgd")),
-                Arm::new("fixmatch", "FixMatch", Role::Baseline, note("fixmatch")),
+                Arm::new("fixmatch", "FixMatch, threshold searched", Role::Baseline, note("fixmatch")),
+                Arm::new(SAME, "FixMatch, threshold 0.95", Role::Baseline, "threshold 0.95, as FixMatch with IAM-D"),
                 Arm::new("fixmatch-iam", "FixMatch with IAM-D", Role::Method, note("fixmatch-iam")),
+                Arm::new(
+                    "fixmatch-iam-0.7",
+                    "FixMatch with IAM-D, threshold 0.7",
+                    Role::Method,
+                    note("fixmatch-iam-0.7"),
+                ),
                 Arm::new("iam-d", "IAM-D", Role::Method, note("iam-d")),
             ],
             claims: vec![
                 Claim::new(
                     "iam-adds-to-fixmatch",
-                    "IAM-D makes FixMatch better.",
+                    "IAM-D makes FixMatch better, at the same threshold.",
                     "paper",
                     "accuracy",
-                    ("fixmatch-iam", "fixmatch"),
+                    ("fixmatch-iam", SAME),
+                    Test::Superior(0.0),
+                ),
+                Claim::new(
+                    "iam-adds-to-searched-fixmatch",
+                    "IAM-D makes FixMatch better, at the threshold that was searched for FixMatch.",
+                    "ours",
+                    "accuracy",
+                    ("fixmatch-iam-0.7", "fixmatch"),
                     Test::Superior(0.0),
                 ),
                 Claim::new(
@@ -135,17 +160,17 @@ pub(super) fn experiment() -> Experiment {
                 ),
                 Claim::new(
                     "nll",
-                    "IAM-D lowers FixMatch's test loss.",
+                    "IAM-D lowers FixMatch's test loss, at the same threshold.",
                     "ours",
                     "nll",
-                    ("fixmatch-iam", "fixmatch"),
+                    ("fixmatch-iam", SAME),
                     Test::Superior(0.0),
                 ),
             ],
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 9.0,
+            seconds_per_seed: 13.0,
         },
         body: Body::PerArm(run),
     }
@@ -212,8 +237,10 @@ fn train(context: &Context, recipe: &Recipe, seed: u64, search: bool) -> Result<
             },
         )?;
         ema.update()?;
-        let views = if recipe.threshold.is_some() { 3.0 } else { 0.0 };
-        passes += f64::from(stats.forwards) + 2.0 * f64::from(stats.backwards) + views;
+        // In labeled batches: labeled and weak digits in every pass, the strong ones in one, forward and back.
+        let weak = UNLABELED as f64 / n as f64;
+        let views = if recipe.threshold.is_some() { 3.0 * weak } else { 0.0 };
+        passes += (f64::from(stats.forwards) + 2.0 * f64::from(stats.backwards)) * (1.0 + weak) + views;
     }
     // The guard would put the trained weights back: what is tested are the averages.
     let average = {
@@ -225,10 +252,18 @@ fn train(context: &Context, recipe: &Recipe, seed: u64, search: bool) -> Result<
     Ok((Trained { store, net, passes: passes / STEPS as f64 }, split, kept.get()))
 }
 
+/// The recipe of an arm.
+fn recipe(tuned: &Tuned<Recipe>, arm: &str) -> Result<Recipe> {
+    match arm {
+        SAME => Ok(Recipe { threshold: Some(THRESHOLD), ..Recipe::plain() }),
+        arm => Ok(tuned.chosen(arm, DIGITS.fold())?.clone()),
+    }
+}
+
 fn run(context: &Context, arm: &str, seed: u64) -> Result<Outcome> {
     let tuned = Tuned::<Recipe>::parse(TUNED)?;
     tuned.check_seed(seed)?;
-    let (trained, split, kept) = train(context, tuned.chosen(arm, DIGITS.fold())?, seed, false)?;
+    let (trained, split, kept) = train(context, &recipe(&tuned, arm)?, seed, false)?;
     let inputs = split.unlabeled.as_ref().context("this protocol has unlabeled digits")?;
     let mut outcome = trained.outcome(&split.test, inputs)?;
     outcome.set("kept", kept);
@@ -273,6 +308,14 @@ mod tests {
             let search = tuned.searches.iter().find(|s| s.arm == arm).unwrap();
             let candidates: Vec<Recipe> = search.trials.iter().map(|t| t.candidate.clone()).collect();
             assert_eq!(candidates, Recipe::grid(arm), "{arm}: search again");
+        }
+        // The claims compare recipes that differ in the penalty alone.
+        let (with, without) = (recipe(&tuned, "fixmatch-iam").unwrap(), recipe(&tuned, SAME).unwrap());
+        assert_eq!(Recipe { beta: 0.0, rho: 0.0, ..with }, without);
+        let (with, without) = (recipe(&tuned, "fixmatch-iam-0.7").unwrap(), recipe(&tuned, "fixmatch").unwrap());
+        assert_eq!(Recipe { beta: 0.0, rho: 0.0, ..with }, without);
+        for arm in experiment().spec.arms {
+            recipe(&tuned, &arm.name).unwrap();
         }
     }
 }

@@ -20,7 +20,7 @@ const MOMENTUM: f64 = 0.9;
 const RADIUS: f64 = 0.1;
 /// Inputs and draws for it.
 const MEASURED: i64 = 500;
-const DRAWS: usize = 5;
+const DRAWS: usize = 10;
 /// Bins of the expected calibration error.
 const BINS: usize = 15;
 
@@ -226,7 +226,7 @@ pub(super) struct Plan {
 pub(super) struct Trained {
     pub(super) store: VarStore,
     pub(super) net: Mlp,
-    /// Forward passes a step, a backward pass counting two.
+    /// Inputs forwarded a step, in labeled batches; a backward pass counts two.
     pub(super) passes: f64,
 }
 
@@ -276,6 +276,8 @@ pub(super) fn train(
             None => x.shallow_clone(),
         };
         let forward = |x: &Tensor| net.forward_with(x, true, true);
+        // All inputs of the step, in labeled batches.
+        let all = 1.0 + without.as_ref().map_or(0, |x| x.size()[0]) as f64 / y.size()[0] as f64;
         passes += match &mut optimizer {
             Optimizer::Sam(sam) => {
                 sam.set_lr(rate(step, plan.steps))?;
@@ -296,9 +298,13 @@ pub(super) fn train(
                         _ => forward(&x).cross_entropy_for_logits(&y),
                     })
                 })?;
-                // Of VAT: the clean output, the power step forward and back, and the penalty forward and back.
-                let extra = if matches!(method, Method::Vat { .. }) { 7.0 } else { 0.0 };
-                3.0 * stats.passes as f64 + extra
+                let main = 3.0 * stats.passes as f64;
+                match method {
+                    // The clean output, the power step forward and back, and the penalty forward and back.
+                    Method::Vat { .. } => main + 7.0 * all,
+                    Method::Entropy { .. } => main * all,
+                    _ => main,
+                }
             }
             Optimizer::Iam(iam) => {
                 iam.set_lr(rate(step, plan.steps))?;
@@ -306,7 +312,7 @@ pub(super) fn train(
                 let inputs = if alone { x.shallow_clone() } else { both() };
                 let stats =
                     iam.step_semi(y.size()[0], |_| Ok(forward(&inputs)), |z| Ok(z.cross_entropy_for_logits(&y)))?;
-                f64::from(stats.forwards) + 2.0 * f64::from(stats.backwards)
+                (f64::from(stats.forwards) + 2.0 * f64::from(stats.backwards)) * if alone { 1.0 } else { all }
             }
         };
     }
@@ -373,6 +379,7 @@ pub(super) fn tests_context() -> Context {
 
 #[cfg(test)]
 mod tests {
+    use super::super::arms::Iam;
     use super::tests_context as context;
     use super::*;
 
@@ -403,16 +410,22 @@ mod tests {
         assert_eq!(passes, 3.0);
         // At strength 0 each method is SGD on the same batches.
         assert_eq!(run(&Method::Sam { rho: 0.0 }).0, sgd);
-        assert_eq!(
-            run(&Method::Iam(super::super::arms::Iam::new(Form::S, 0.0, 0.0))).0.to_bits() >> 20,
-            sgd.to_bits() >> 20
-        );
+        assert_eq!(run(&Method::Iam(Iam::new(Form::S, 0.0, 0.0))).0.to_bits() >> 20, sgd.to_bits() >> 20);
         for arm in super::super::few::SEARCHED {
             let method = &Method::grid(arm).unwrap()[4];
             assert!(run(method).0.is_finite(), "{arm}");
         }
-        assert_eq!(run(&Method::Vat { epsilon: 1.0 }).1, 10.0);
-        assert_eq!(run(&Method::grid("iam-d").unwrap()[0]).1, 10.0);
+        // 50 labeled inputs, and 20 more where a method uses them.
+        for (method, expected) in [
+            (Method::Vat { epsilon: 1.0 }, 3.0 + 7.0 * 1.4),
+            (Method::Entropy { beta: 0.1 }, 3.0 * 1.4),
+            (Method::Iam(Iam::new(Form::D, 0.1, 1.0)), 10.0 * 1.4),
+            (Method::Iam(Iam::new(Form::S, 0.1, 0.0)), 7.0 * 1.4),
+            (Method::Iam(Iam::new(Form::Labeled, 0.1, 1.0)), 10.0),
+        ] {
+            let passes = run(&method).1;
+            assert!((passes - expected).abs() < 1e-9, "{method:?}: {passes}");
+        }
     }
 
     #[test]
