@@ -5,7 +5,7 @@ use crate::pass::PassKind;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tensor::stats::{Interval, t_interval};
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::{Tensor, no_grad, no_grad_guard};
 use tensor::{ParamSet, ParamVec, Seed, fused};
 
 /// What [`sharpness_report`] measures.
@@ -152,7 +152,11 @@ pub fn sharpness_report(
     }
     let mut probe = |index: usize| -> Result<Vec<f64>> {
         let kind = PassKind::Probe(index);
-        let there = no_grad(|| ByDomain::new(losses()?, kind, true))?;
+        let there = {
+            // A guard: the closure may panic, and the thread's autograd must be on again then.
+            let _off = no_grad_guard();
+            ByDomain::new(losses()?, kind, true)?
+        };
         main.same_domains(&there, kind)?;
         Ok(there.values.iter().zip(&main.values).map(|(there, here)| there - here).collect())
     };

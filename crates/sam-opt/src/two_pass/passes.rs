@@ -12,7 +12,7 @@ use crate::stats::SamStats;
 use crate::{Error, Result};
 use std::ops::Range;
 use tensor::params::Scratch;
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::{Tensor, no_grad, no_grad_guard};
 use tensor::{ParamVec, RestoreGuard, fused};
 
 /// What a perturbation was.
@@ -182,7 +182,11 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
     ) -> Result<()> {
         for (micro, first) in micros.zip(losses) {
-            let second = no_grad(|| self.evaluate(PassKind::Probe(0), micro, scope, closure))?.value;
+            let second = {
+                // A guard: the closure may panic, and the thread's autograd must be on again then.
+                let _off = no_grad_guard();
+                self.evaluate(PassKind::Probe(0), micro, scope, closure)?.value
+            };
             // Reductions may be ordered differently from call to call on several threads.
             if (second - first.value).abs() > 1e-5 * first.value.abs().max(1e-3) {
                 return Err(Error::BatchChanged { first: first.value, second });
