@@ -158,15 +158,16 @@ impl<'a> Directions<'a> {
 pub(super) fn judge(config: &AmdfConfig, slopes: &[Option<f64>], step: u64, memory: &mut Memory) -> Probe {
     let finite: Vec<f64> = slopes.iter().flatten().copied().collect();
     let failures = slopes.len() - finite.len();
-    if finite.is_empty() {
-        let mut weights = vec![0.0; slopes.len()];
-        weights[0] = 1.0;
-        let nan = f64::NAN;
-        return Probe { step, scale: 1.0, weights, sharpness: nan, anisotropy: nan, failures };
-    }
     let n = finite.len() as f64;
     let mean = finite.iter().sum::<f64>() / n;
     let std = (finite.iter().map(|h| (h - mean).powi(2)).sum::<f64>() / n).sqrt();
+    // No slope at all, or slopes so large that their spread isn't a number: the guided direction stays.
+    if finite.is_empty() || !(mean + config.kappa * std).is_finite() {
+        let mut weights = vec![0.0; slopes.len()];
+        weights[0] = 1.0;
+        let nan = f64::NAN;
+        return Probe { step, scale: 1.0, weights, sharpness: nan, anisotropy: nan, failures: slopes.len() };
+    }
     let sharpness = (mean + config.kappa * std).max(1e-12);
     let level = memory.level.map_or(sharpness, |level| config.ema * level + (1.0 - config.ema) * sharpness);
     memory.level = Some(level);

@@ -180,16 +180,18 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
         memory: &mut Memory,
         scratch: Option<Scratch>,
     ) -> Result<(ParamVec, RestoreGuard)> {
-        let Some(amdf) = self.config.amdf else {
+        // Without a gradient there is no direction to probe along: its slope of 0 must not enter the level.
+        let Some(amdf) = self.config.amdf.filter(|_| self.stats.grad_norm > 0.0) else {
             let point = self.along_guided(perturbed, guided, 1.0, scratch)?;
             return self.outer_gradient(perturbed, point, 1.0);
         };
-        // Without noise, or without a gradient to guide them, all directions are one.
-        let several = amdf.zeta > 0.0 && self.stats.grad_norm > 0.0;
-        let count = if several { amdf.directions } else { 1 };
-        let reusable =
-            |probe: &Probe| self.engine.step - probe.step < amdf.probe_every as u64 && probe.weights.len() == count;
-        let reused = memory.probe.take().filter(reusable);
+        // Without noise all directions are one.
+        let count = if amdf.zeta > 0.0 { amdf.directions } else { 1 };
+        let reusable = |probe: &Probe| {
+            let age = self.engine.step.checked_sub(probe.step);
+            age.is_some_and(|age| age < amdf.probe_every as u64) && probe.weights.len() == count
+        };
+        let reused = memory.probe.take().filter(reusable).map(|probe| Probe { failures: 0, ..probe });
         let noise_step = reused.as_ref().map_or(self.engine.step, |probe| probe.step);
         let seed = StepSeed::new(self.config.seed, noise_step).noise("amdf");
 
@@ -229,7 +231,7 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
         } else {
             self.around_guided(perturbed, &around, &directions, &probe, guard)
         };
-        memory.probe = (amdf.probe_every > 1).then_some(probe);
+        memory.probe = Some(probe).filter(|probe| amdf.probe_every > 1 && probe.usable());
         result
     }
 
