@@ -106,6 +106,9 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         let along_noise = self.sam().direction == PerturbDirection::Random;
         let gradient_norm = if along_noise { main.norm() / scale } else { f64::NAN };
         if along_noise {
+            if !gradient_norm.is_finite() {
+                return Err(Error::NonFinite { what: "gradient norm", pass: PassKind::Main, value: gradient_norm });
+            }
             // The gradient's memory becomes the direction; methods that mix it in refuse this setting.
             let seed = self.engine.step_seed(self.sam().seed).noise("random-direction").index(micros.start as u64);
             for (i, part) in main.parts().iter().enumerate() {
