@@ -3,13 +3,17 @@
 
 mod common;
 use common::{close, group, leaf, values};
-use sam_opt::tensor::tch::{Kind, Tensor};
-use sam_opt::tensor::{ParamSet, StateDict};
+use sam_opt::baselines::{Dgsam, DgsamConfig, GroupDro};
+use sam_opt::tensor::nn::{Mlp, MlpConfig};
+use sam_opt::tensor::tch::{Device, Kind, Tensor, nn::VarStore};
+use sam_opt::tensor::{ParamSet, Seed, StateDict};
 use sam_opt::{
-    AmdfConfig, DaSam, DaSamConfig, DaSamStats, DomainId, DomainLosses, Error, PassKind, Sam, SamConfig, Sgd,
-    SharpnessOptions, sharpness_report,
+    Adam, AmdfConfig, DaSam, DaSamConfig, DaSamStats, DomainId, DomainLosses, DomainSampler, Error, OuterMode,
+    PassKind, PerturbDirection, RhoSchedule, Sam, SamConfig, Sgd, SharpnessOptions, SwadAverager, SwadConfig,
+    SwadPhase, sharpness_report,
 };
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Two bowls with their minima at 1 and −2 in every coordinate.
@@ -155,4 +159,273 @@ fn a_step_without_a_gradient_does_not_probe_and_leaves_the_level() {
     // The level after step 0 is its sharpness, whatever came between.
     let level = 0.9 * stats[0].sharpness + 0.1 * stats[2].sharpness;
     close(&[stats[2].rho_t], &[0.1 * stats[2].sharpness / level], 1e-12);
+}
+
+// Losses.
+
+/// Squares of `w` as per-sample losses, the first sample in a domain of its own.
+fn squares(w: &Tensor) -> DomainLosses {
+    let domains = (0..w.numel()).map(|i| DomainId(u32::from(i > 0))).collect();
+    DomainLosses::PerSample { losses: w.square(), domains }
+}
+
+#[test]
+fn a_rise_that_is_not_a_number_shows_in_the_report() {
+    let w = leaf(&[0.3, -0.2], Kind::Float).reshape([1, 2]).detach().set_requires_grad(true);
+    let params = ParamSet::new([("w".to_owned(), w.shallow_clone())]).unwrap();
+    let report = |bad: &dyn Fn(usize) -> bool| {
+        let mut calls = 0;
+        let losses = || {
+            calls += 1;
+            Ok(one(w.square().sum(Kind::Float) * if bad(calls) { f64::NAN } else { 1.0 }))
+        };
+        sharpness_report(&params, losses, &SharpnessOptions::default()).unwrap().mean_worst_random()
+    };
+    assert!(report(&|_| false).is_finite());
+    assert!(report(&|call| call == 5).is_nan() && report(&|call| call > 2).is_nan());
+}
+
+#[test]
+fn radius_zero_is_the_base_optimizer_with_per_sample_losses_too() {
+    let run = |step: &dyn Fn(&Tensor)| {
+        let w = leaf(&[0.3, -0.2, 0.7, 1.3, -0.9, 0.1, 2.2], Kind::Float);
+        step(&w);
+        values(&w)
+    };
+    let erm = run(&|w| {
+        let mut base = Sam::new(vec![group(&[("w", w)])], Adam::new(1e-2), SamConfig::sam(0.0)).unwrap();
+        for _ in 0..20 {
+            base.step(|pass| sam_opt::baselines::erm_loss(squares(&w.sin()), pass)).unwrap();
+        }
+    });
+    for config in [DaSamConfig::da_sam(0.0), DaSamConfig::das_only(0.0)] {
+        let da_sam = run(&|w| {
+            let mut optimizer = DaSam::new(vec![group(&[("w", w)])], Adam::new(1e-2), config.clone()).unwrap();
+            for _ in 0..20 {
+                optimizer.step(|_| Ok(squares(&w.sin()))).unwrap();
+            }
+        });
+        assert_eq!(da_sam, erm);
+    }
+}
+
+#[test]
+fn differences_over_a_small_radius_are_taken_in_f64() {
+    // 1,001 samples of slope 1. Each loss is exact, a multiple of 2⁻¹³ below 2; their f32 mean isn't, and an error of 6e-8
+    // is one of 5e-4 in the slope.
+    let amdf = Some(AmdfConfig { directions: 1, ..AmdfConfig::default() });
+    let config = DaSamConfig { amdf, ..DaSamConfig::da_sam(2f64.powi(-13)) };
+    let w = leaf(&[0.0], Kind::Float);
+    let spread: Vec<f32> = (0..1001u16).map(|i| 1.0 + f32::from(i % 7) * 2f32.powi(-13)).collect();
+    let domains = vec![DomainId(0); 1001];
+    let stats = da_sam(&w, config)
+        .step(|_| Ok(DomainLosses::PerSample { losses: &w + Tensor::from_slice(&spread), domains: domains.clone() }))
+        .unwrap();
+    close(&[stats.sharpness], &[1.0], 1e-9);
+}
+
+#[test]
+fn a_loss_that_is_handed_out_again_is_stale_in_every_later_pass() {
+    let copy = |losses: &DomainLosses| match losses {
+        DomainLosses::PerDomain(list) => {
+            DomainLosses::PerDomain(list.iter().map(|(id, loss)| (*id, loss.shallow_clone())).collect())
+        }
+        DomainLosses::PerSample { losses, domains } => {
+            DomainLosses::PerSample { losses: losses.shallow_clone(), domains: domains.clone() }
+        }
+    };
+    for (late, per_sample) in
+        [PassKind::Probe(0), PassKind::Perturbed(0)].into_iter().flat_map(|k| [(k, false), (k, true)])
+    {
+        let w = leaf(&[0.3, -0.2, 0.5], Kind::Float);
+        let fresh = || if per_sample { squares(&w) } else { bowls(&w) };
+        let mut kept = None;
+        let error = da_sam(&w, DaSamConfig::da_sam(0.1))
+            .step(|pass| {
+                let first = kept.get_or_insert_with(fresh);
+                Ok(if [PassKind::Main, late].contains(&pass.kind) { copy(first) } else { fresh() })
+            })
+            .unwrap_err();
+        assert!(matches!(error, Error::StaleLoss { pass } if pass == late), "{error}");
+        close(&values(&w), &[0.3, -0.2, 0.5], 1e-7);
+    }
+}
+
+#[test]
+fn dgsam_refuses_a_stale_loss_and_asams_scaling() {
+    let w = leaf(&[0.3, -0.2], Kind::Float);
+    let mut dgsam = Dgsam::new(vec![group(&[("w", &w)])], Sgd::new(0.1), DgsamConfig::default()).unwrap();
+    let mut kept: BTreeMap<DomainId, Tensor> = BTreeMap::new();
+    let step = dgsam.step(&[0, 1].map(DomainId), |_, id| {
+        Ok(kept.entry(id).or_insert_with(|| (&w - f64::from(id.0)).square().sum(Kind::Float)).shallow_clone())
+    });
+    assert!(matches!(step, Err(Error::StaleLoss { pass: PassKind::Perturbed(1) })));
+    let mut asam = group(&[("w", &w)]);
+    asam.adaptive = Some(true);
+    let error = Dgsam::new(vec![asam], Sgd::new(0.1), DgsamConfig::default()).unwrap_err().to_string();
+    assert!(error.contains("adaptive"), "{error}");
+}
+
+// Buffers.
+
+/// A buffer that counts passes and enters the loss; what it was at the start of each pass.
+struct Counter {
+    buffer: Tensor,
+    seen: Vec<f64>,
+}
+
+impl Counter {
+    fn new() -> Self {
+        Self { buffer: Tensor::from_slice(&[0.0f32]), seen: Vec::new() }
+    }
+
+    fn loss(&mut self, w: &Tensor) -> Tensor {
+        self.seen.push(self.buffer.double_value(&[0]));
+        let _ = self.buffer.shallow_clone().g_add_scalar_(1.0);
+        // The buffer itself is in the graph: writing to it before the backward pass would be an error.
+        ((w - 1.0).square() * &self.buffer).sum(Kind::Float)
+    }
+}
+
+#[test]
+fn every_later_pass_starts_from_the_buffers_of_the_main_pass() {
+    for outer in [OuterMode::Soft, OuterMode::Average] {
+        let w = leaf(&[0.3, -0.2], Kind::Float);
+        let mut counter = Counter::new();
+        let config = DaSamConfig { outer, ..DaSamConfig::da_sam(0.1) };
+        let mut optimizer = da_sam(&w, config).with_buffers(vec![counter.buffer.shallow_clone()]);
+        for step in 0..2 {
+            counter.seen.clear();
+            optimizer.step(|_| Ok(one(counter.loss(&w)))).unwrap();
+            let later = counter.seen.split_off(1);
+            assert_eq!(counter.seen, [f64::from(step)]);
+            assert!(later.iter().all(|&seen| seen == f64::from(step + 1)), "{outer:?}: {later:?}");
+        }
+    }
+    let w = leaf(&[0.3, -0.2], Kind::Float);
+    let mut counter = Counter::new();
+    let dgsam = Dgsam::new(vec![group(&[("w", &w)])], Sgd::new(0.1), DgsamConfig::default()).unwrap();
+    let mut dgsam = dgsam.with_buffers(vec![counter.buffer.shallow_clone()]);
+    dgsam.step(&[0, 1, 2].map(DomainId), |_, _| Ok(counter.loss(&w))).unwrap();
+    assert_eq!(counter.seen, [0.0, 1.0, 1.0, 1.0]);
+    assert_eq!(values(&counter.buffer), [1.0], "the step leaves those of one plain pass");
+}
+
+#[test]
+fn dgsams_running_statistics_are_those_of_the_first_visit() {
+    let make = || {
+        let store = VarStore::new(Device::Cpu);
+        let shape = MlpConfig { batch_norm: true, ..MlpConfig::relu(&[4, 8, 3]) };
+        let net = Mlp::new(&store.root(), &shape, Seed::new(5)).unwrap();
+        (store, net)
+    };
+    let loss = |net: &Mlp, id: DomainId| {
+        let (x, y) = common::batch(16, u64::from(id.0));
+        net.forward_with(&x, true, true).cross_entropy_for_logits(&y)
+    };
+    let (store, net) = make();
+    let config = DgsamConfig { rho: 0.3, ..DgsamConfig::default() };
+    let mut dgsam = Dgsam::for_store(&store, Sgd::new(0.1), config).unwrap();
+    let stats = dgsam.step(&[0, 1, 2].map(DomainId), |_, id| Ok(loss(&net, id))).unwrap();
+    let (plain, net) = make();
+    let _ = loss(&net, stats.order[0]);
+    assert_eq!(common::bits(&sam_opt::buffers(&store)), common::bits(&sam_opt::buffers(&plain)));
+}
+
+// Weight averages.
+
+#[test]
+fn swad_averages_half_precision_parameters_in_f32() {
+    for kind in [Kind::Half, Kind::BFloat16, Kind::Double] {
+        let w = Tensor::from_slice(&[1.0f32, 1.0]).to_kind(kind);
+        let params = ParamSet::new([("w".to_owned(), w.shallow_clone())]).unwrap();
+        let mut swad = SwadAverager::new(SwadConfig { patience_start: 1, ..SwadConfig::default() }).unwrap();
+        // In f16 a sum of ones stops at 2,048, in bf16 at 256.
+        for _ in 0..3000 {
+            swad.update(&params).unwrap();
+        }
+        swad.evaluate(1.0).unwrap();
+        assert_eq!(swad.phase(), SwadPhase::Averaging);
+        let average = swad.average().unwrap().unwrap();
+        let part = average.parts()[0].as_ref().unwrap();
+        assert_eq!((values(part), part.kind() == Kind::Double), (vec![1.0, 1.0], kind == Kind::Double));
+    }
+}
+
+// Baselines and SAM's control.
+
+#[test]
+fn group_dro_survives_saving_and_refuses_what_is_malformed() {
+    let w = leaf(&[0.3, -0.2], Kind::Float);
+    let base = || Sam::new(vec![group(&[("w", &w)])], Sgd::new(0.0), SamConfig::sam(0.1)).unwrap();
+    let (mut dro, mut sam) = (GroupDro::new(0.1).unwrap(), base());
+    for _ in 0..2 {
+        sam.step(|pass| dro.loss(bowls(&w), pass)).unwrap();
+    }
+    let saved = serde_json::to_value(&dro).unwrap();
+    let mut loaded: GroupDro = serde_json::from_str(&saved.to_string()).unwrap();
+    assert_eq!(loaded, dro);
+    let mut again = base();
+    again.load_state_dict(&sam.state_dict().unwrap()).unwrap();
+    sam.step(|pass| dro.loss(bowls(&w), pass)).unwrap();
+    again.step(|pass| loaded.loss(bowls(&w), pass)).unwrap();
+    assert_eq!(loaded, dro);
+    for (path, value) in [("/eta", json!(-1.0)), ("/now", json!({})), ("/now/0", json!(null)), ("/step", json!(-1))] {
+        let mut bad = saved.clone();
+        *bad.pointer_mut(path).unwrap() = value;
+        assert!(serde_json::from_value::<GroupDro>(bad).is_err(), "{path}");
+    }
+}
+
+#[test]
+fn group_dro_gives_an_absent_domain_a_falling_share_and_the_batch_a_whole() {
+    let w = leaf(&[0.0], Kind::Double);
+    let mut dro = GroupDro::new(0.5).unwrap();
+    let mut sam = Sam::new(vec![group(&[("w", &w)])], Sgd::new(0.0), SamConfig::sam(0.0)).unwrap();
+    sam.step(|pass| dro.loss(bowls(&w), pass)).unwrap();
+    let before = dro.weights();
+    let stats = sam.step(|pass| dro.loss(one((&w - 1.0).square().sum(Kind::Double)), pass)).unwrap();
+    close(&[stats.loss], &[1.0], 1e-12);
+    let odds = |weights: &BTreeMap<DomainId, f64>| weights[&DomainId(1)] / weights[&DomainId(0)];
+    close(&[odds(&dro.weights())], &[odds(&before) * (-0.5f64).exp()], 1e-12);
+}
+
+#[test]
+fn group_dro_refuses_micro_batches() {
+    let w = leaf(&[0.3], Kind::Float);
+    let mut dro = GroupDro::new(0.1).unwrap();
+    let mut sam = Sam::new(vec![group(&[("w", &w)])], Sgd::new(0.1), SamConfig::sam(0.1)).unwrap();
+    let error = sam.step_accumulate(2, |pass| dro.loss(bowls(&w), pass)).unwrap_err().to_string();
+    assert!(error.contains("step_accumulate"), "{error}");
+    sam.step_accumulate(1, |pass| dro.loss(bowls(&w), pass)).unwrap();
+}
+
+#[test]
+fn the_random_control_refuses_what_needs_the_gradients_direction() {
+    let w = leaf(&[1.0, 1.0], Kind::Float);
+    let random = || SamConfig { direction: PerturbDirection::Random, ..SamConfig::sam(0.1) };
+    let mut sam = Sam::new(vec![group(&[("w", &w)])], Sgd::new(0.1), random()).unwrap();
+    let gradient = sam.params().gradient(&w.square().sum(Kind::Float)).unwrap();
+    let error = sam.perturb(&gradient).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("direction"), "{error}");
+    let rho_schedule = RhoSchedule::LossBudget { fraction: 0.1, rho_max: 1.0 };
+    let error = SamConfig { rho_schedule, ..random() }.validate().unwrap_err().to_string();
+    assert!(error.contains("direction"), "{error}");
+    // A gradient that isn't finite may not hide behind the noise: √ has an infinite slope at 0.
+    let v = leaf(&[0.0, 1.0], Kind::Float);
+    let mut sam = Sam::new(vec![group(&[("v", &v)])], Sgd::new(0.1), random()).unwrap();
+    let error = sam.step(|_| Ok(v.sqrt().sum(Kind::Float))).unwrap_err();
+    assert!(matches!(error, Error::NonFinite { what: "gradient norm", pass: PassKind::Main, .. }), "{error}");
+    assert_eq!(values(&v), [0.0, 1.0]);
+}
+
+#[test]
+fn batches_do_not_depend_on_which_came_before() {
+    let ids: Vec<DomainId> = (0..23).map(|i| DomainId(u32::from(i % 3 == 0))).collect();
+    let make = || DomainSampler::new(&ids, 4, 7).unwrap();
+    let walked = make();
+    for step in [0, 1, 2, 3, 9, 2, 0, 100, 4] {
+        assert_eq!(walked.batch(step), make().batch(step), "step {step}");
+        assert_eq!(walked.clone().batch(step), walked.batch(step));
+    }
 }

@@ -86,7 +86,7 @@ impl<'a> Directions<'a> {
     }
 
     /// Moves the parameters to `θ + scale · ρ v`, `v` the normalized sum of the directions with these weights; returns `‖ε‖` and
-    /// the cosine of `v` with `u_0`.
+    /// the cosine of ε with `u_0`.
     pub(super) fn visit_mean(
         &self,
         weights: &[f64],
@@ -98,7 +98,7 @@ impl<'a> Directions<'a> {
         let largest = self.present().map(|(_, tensor, _)| tensor.numel()).max().unwrap_or(0);
         let Some((_, like, _)) = self.present().next() else { return Ok((0.0, 1.0)) };
         let buffer = Tensor::f_empty([largest as i64], (like.kind(), like.device()))?;
-        let (mut square, mut inner) = (0.0, 0.0);
+        let mut square = 0.0;
         for (j, tensor, part) in self.present() {
             // The sum is formed in the parameter's memory, whose value is in the guard.
             assign(tensor, along, part)?;
@@ -110,33 +110,24 @@ impl<'a> Directions<'a> {
                     add(tensor, factor, &z)?;
                 }
             }
-            let [vv, vg, _] = products(tensor, part)?;
-            square += vv;
-            inner += vg;
+            square += products(tensor, part)?[0];
         }
         let length = square.sqrt();
         // Directions that cancel leave nothing to normalize: take the guided one.
         if length <= 1e-12 {
-            let applied = self.visit(0, scale, guard)?;
-            return Ok((self.length(&applied, scale)?, 1.0));
+            self.visit(0, scale, guard)?;
+            return self.measure(guard);
         }
-        let mut applied = 0.0;
+        let (mut applied, mut inner) = (0.0, 0.0);
         for (j, tensor, part) in self.present() {
-            let radius = scale * self.radii[j];
-            let [vv, _, _] = products(tensor, part)?;
-            applied += radius * radius * vv / square;
-            place(tensor, &guard.originals()[j], part, 0.0, radius / length)?;
+            let factor = scale * self.radii[j] / length;
+            let [vv, vg, _] = products(tensor, part)?;
+            applied += factor * factor * vv;
+            inner += factor * vg;
+            place(tensor, &guard.originals()[j], part, 0.0, factor)?;
         }
-        Ok((applied.sqrt(), inner / (length * self.norm)))
-    }
-
-    /// `‖scale · ρ u_0‖` with every tensor's own radius.
-    fn length(&self, guided: &Direction, scale: f64) -> Result<f64> {
-        let mut square = 0.0;
-        for (j, _, part) in self.present() {
-            square += (scale * self.radii[j] * guided.gradient).powi(2) * products(part, part)?[0];
-        }
-        Ok(square.sqrt())
+        let applied = applied.sqrt();
+        Ok((applied, if applied > 0.0 { inner / (applied * self.norm) } else { 1.0 }))
     }
 
     /// `‖ε‖` and the cosine with `u_0` of the direction `m` that the parameters are on.
