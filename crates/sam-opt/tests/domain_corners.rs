@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 mod common;
-use common::{close, group, leaf, values};
+use common::{Trace, close, group, leaf, values};
 use sam_opt::baselines::{Dgsam, DgsamConfig, GroupDro};
 use sam_opt::tensor::nn::{Mlp, MlpConfig};
 use sam_opt::tensor::tch::{Device, Kind, Tensor, nn::VarStore};
@@ -211,17 +211,24 @@ fn radius_zero_is_the_base_optimizer_with_per_sample_losses_too() {
 
 #[test]
 fn differences_over_a_small_radius_are_taken_in_f64() {
-    // 1,001 samples of slope 1. Each loss is exact, a multiple of 2⁻¹³ below 2; their f32 mean isn't, and an error of 6e-8
-    // is one of 5e-4 in the slope.
+    // 1,001 samples of slope 1. Each loss is exact, a multiple of 2⁻¹³ below 4; their f32 mean isn't, and an error of 1e-7
+    // is one of 1e-3 in the slope.
+    let small = 2f64.powi(-13);
     let amdf = Some(AmdfConfig { directions: 1, ..AmdfConfig::default() });
-    let config = DaSamConfig { amdf, ..DaSamConfig::da_sam(2f64.powi(-13)) };
-    let w = leaf(&[0.0], Kind::Float);
     let spread: Vec<f32> = (0..1001u16).map(|i| 1.0 + f32::from(i % 7) * 2f32.powi(-13)).collect();
-    let domains = vec![DomainId(0); 1001];
-    let stats = da_sam(&w, config)
-        .step(|_| Ok(DomainLosses::PerSample { losses: &w + Tensor::from_slice(&spread), domains: domains.clone() }))
-        .unwrap();
-    close(&[stats.sharpness], &[1.0], 1e-9);
+    for (rho, own) in [(small, None), (0.5, Some(small))] {
+        let w = leaf(&[0.0], Kind::Float);
+        let mut groups = vec![group(&[("w", &w)])];
+        groups[0].rho = own;
+        let mut optimizer =
+            DaSam::new(groups, Sgd::new(0.1), DaSamConfig { amdf, ..DaSamConfig::da_sam(rho) }).unwrap();
+        let step = optimizer.step(|_| {
+            let losses = &w + Tensor::from_slice(&spread);
+            Ok(DomainLosses::PerSample { losses, domains: vec![DomainId(0); 1001] })
+        });
+        // The slope is a unit of the optimizer's own ρ.
+        close(&[step.unwrap().sharpness * rho / small], &[1.0], 1e-9);
+    }
 }
 
 #[test]
@@ -428,4 +435,101 @@ fn batches_do_not_depend_on_which_came_before() {
         assert_eq!(walked.batch(step), make().batch(step), "step {step}");
         assert_eq!(walked.clone().batch(step), walked.batch(step));
     }
+}
+
+// Points and what is reported of them.
+
+/// Two steps of rate 0 on losses whose size is `factors`, with the point of every pass.
+fn two_steps(config: DaSamConfig, factors: [f64; 2]) -> Vec<(DaSamStats, Trace)> {
+    let w = leaf(&[0.3, -0.8, 1.2, 0.1], Kind::Double);
+    let mut optimizer = DaSam::new(vec![group(&[("w", &w)])], Sgd::new(0.0), config).unwrap();
+    let mut step = |factor: f64| {
+        let mut trace = Trace::new();
+        let stats = optimizer.step(|pass| {
+            trace.record(pass, &w);
+            Ok(one((&w - 1.0).square().sum(w.kind()) * factor))
+        });
+        (stats.unwrap(), trace)
+    };
+    factors.into_iter().map(&mut step).collect()
+}
+
+fn outer_points(trace: &Trace) -> Vec<Vec<f64>> {
+    let outer = trace.kinds.iter().zip(&trace.points).filter(|(kind, _)| matches!(kind, PassKind::Perturbed(_)));
+    outer.map(|(_, point)| point.clone()).collect()
+}
+
+#[test]
+fn steps_that_reuse_probes_use_their_noise() {
+    for outer in [OuterMode::Soft, OuterMode::Worst, OuterMode::Average] {
+        let run = |config| two_steps(DaSamConfig { outer, ..config }, [1.0, 1.0]);
+        let reused = run(every_third(4));
+        assert_eq!(outer_points(&reused[0].1), outer_points(&reused[1].1), "{outer:?}");
+        let fresh = run(DaSamConfig::da_sam(0.1));
+        assert_ne!(outer_points(&fresh[0].1), outer_points(&fresh[1].1), "{outer:?}");
+    }
+}
+
+#[test]
+fn every_outer_mode_goes_as_far_as_rho_t() {
+    for outer in [OuterMode::Soft, OuterMode::Worst, OuterMode::Average] {
+        let steps = two_steps(DaSamConfig { outer, ..DaSamConfig::da_sam(0.1) }, [1.0, 1.5]);
+        let (stats, trace) = &steps[1];
+        assert!(stats.rho_t > 0.11 && stats.rho_t < 0.2, "{}", stats.rho_t);
+        let points = outer_points(trace);
+        assert_eq!(points.len(), if outer == OuterMode::Average { 4 } else { 1 });
+        for point in points {
+            let moved: f64 = point.iter().zip(&trace.points[0]).map(|(a, b)| (a - b).powi(2)).sum();
+            close(&[moved.sqrt()], &[stats.rho_t], 1e-9);
+        }
+    }
+}
+
+#[test]
+fn the_average_mode_numbers_its_passes() {
+    let steps = two_steps(DaSamConfig { outer: OuterMode::Average, ..DaSamConfig::da_sam(0.1) }, [1.0, 1.0]);
+    assert_eq!(steps[0].1.kinds[5..], [0, 1, 2, 3].map(PassKind::Perturbed));
+}
+
+#[test]
+fn with_radii_of_their_own_groups_the_reported_cosine_is_that_of_epsilon() {
+    let soft = AmdfConfig { directions: 3, ..AmdfConfig::default() };
+    for amdf in [None, Some(soft), Some(AmdfConfig { directions: 1, ..soft })] {
+        let (a, b) = (leaf(&[0.5, 1.0], Kind::Double), leaf(&[2.0, -1.0], Kind::Double));
+        let mut groups = vec![group(&[("a", &a)]), group(&[("b", &b)])];
+        groups[1].rho = Some(0.4);
+        // A radius of −0 is a radius of 0.
+        let config = DaSamConfig { amdf, ..DaSamConfig::da_sam(-0.0) };
+        let mut optimizer = DaSam::new(groups, Sgd::new(0.0), config).unwrap();
+        let mut points = Vec::new();
+        let stats = optimizer
+            .step(|_| {
+                points.push([values(&a), values(&b)].concat());
+                Ok(one((a.square() + b.square()).sum(Kind::Double)))
+            })
+            .unwrap();
+        let moved: Vec<f64> = points.last().unwrap().iter().zip(&points[0]).map(|(now, before)| now - before).collect();
+        let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
+        // The gradient is twice the point.
+        let cosine = dot(&moved, &points[0]) / (dot(&moved, &moved) * dot(&points[0], &points[0])).sqrt();
+        close(&[stats.cos_to_guided, stats.epsilon_norm], &[cosine, dot(&moved, &moved).sqrt()], 1e-9);
+        assert!(cosine < 0.99);
+        assert_eq!(stats.rho_t.to_bits(), 0, "groups without a radius of their own stay");
+    }
+}
+
+#[test]
+fn half_precision_is_checked_where_only_a_group_has_a_radius() {
+    let (a, b) = (leaf(&[1.0], Kind::Float), leaf(&[1.0], Kind::Half));
+    let step = |rho: f64| {
+        let mut groups = vec![group(&[("b", &b)])];
+        groups[0].rho = Some(rho);
+        let amdf = Some(AmdfConfig { directions: 2, ..AmdfConfig::default() });
+        let mut optimizer =
+            DaSam::new(groups, Sgd::new(0.0), DaSamConfig { amdf, ..DaSamConfig::da_sam(0.0) }).unwrap();
+        optimizer.step(|_| Ok(one((&b.to_kind(Kind::Float) * &a).sum(Kind::Float))))
+    };
+    assert!(matches!(step(1e-6), Err(Error::LowPrecisionParams { .. })));
+    step(0.1).unwrap();
+    assert_eq!(values(&b), [1.0]);
 }

@@ -332,6 +332,27 @@ mod tests {
     }
 
     #[test]
+    fn noise_has_the_guided_directions_norm_on_each_tensor() {
+        for kind in [Kind::Float, Kind::Double] {
+            let (set, gradient) = wide(kind);
+            // Layers of very different gradients, as in a network.
+            let _ = gradient.parts()[1].as_ref().unwrap().shallow_clone().g_mul_scalar_(1e-3);
+            let guard = set.guard().unwrap();
+            let zeta = 0.7;
+            let around = Directions::new(&set, &gradient, gradient.norm(), zeta, Seed::new(3), vec![0.5; 3]);
+            let direction = around.visit(2, 1.0, &guard).unwrap();
+            for (j, part) in gradient.parts().iter().enumerate() {
+                let part = part.as_ref().unwrap();
+                let z = part.zeros_like();
+                fused::fill_normal(&z, around.noise_seed(2), j as u64).unwrap();
+                let [zz, _, gg] = products(&z, part).unwrap();
+                let ratio = direction.noise[j] * zz.sqrt() / (direction.gradient * gg.sqrt());
+                close(&[ratio], &[zeta], 1e-6);
+            }
+        }
+    }
+
+    #[test]
     fn both_paths_put_the_parameters_at_the_same_point() {
         let point = |kind: Kind| {
             let (set, gradient) = wide(kind);

@@ -144,7 +144,7 @@ mod tests {
     fn a_configuration_that_nobody_checked_does_not_panic() {
         let nan = f64::NAN;
         for (s_min, s_max, tau) in [(5.0, Some(2.0), 0.5), (nan, None, 0.1), (0.1, Some(nan), 0.1), (0.1, None, 0.0)] {
-            let config = DaSamConfig { s_min, s_max, tau, ..DaSamConfig::default() };
+            let config = DaSamConfig { tau, s_min, s_max, ..DaSamConfig::default() };
             for losses in [&[][..], &[1.0, 9.0], &[nan, 1.0, 2.0], &[-1.0, 1.0, 3.0]] {
                 assert_eq!(das_factors(&config, losses).len(), losses.len());
             }
