@@ -50,7 +50,8 @@ pub enum PerturbDirection {
     /// The gradient: SAM.
     #[default]
     Gradient,
-    /// Noise of the same length: the control that shows whether the gradient's direction matters.
+    /// Noise of the same length: the control that shows whether the gradient's direction matters. Needs the closure, and
+    /// a radius that doesn't come from a loss budget.
     Random,
 }
 
@@ -192,6 +193,10 @@ impl SamConfig {
             RhoSchedule::LossBudget { fraction, rho_max } => {
                 rho("rho_max", rho_max)?;
                 at_least("fraction", fraction, 0.0)?;
+                if self.direction == PerturbDirection::Random {
+                    let expected = "gradient with a loss budget, which predicts the rise along the gradient";
+                    return Err(Error::invalid("direction", expected, "random"));
+                }
             }
         }
         if let Some(asam) = self.adaptive {

@@ -5,7 +5,7 @@ use crate::pass::PassKind;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tensor::stats::{Interval, t_interval};
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::{Tensor, no_grad, no_grad_guard};
 use tensor::{ParamSet, ParamVec, Seed, fused};
 
 /// What [`sharpness_report`] measures.
@@ -71,7 +71,7 @@ pub struct RandomRise {
     pub mean: f64,
     /// Its interval; `None` for a single direction.
     pub interval: Option<Interval>,
-    /// The largest.
+    /// The largest; NaN if a rise isn't a number.
     pub max: f64,
 }
 
@@ -152,8 +152,12 @@ pub fn sharpness_report(
     }
     let mut probe = |index: usize| -> Result<Vec<f64>> {
         let kind = PassKind::Probe(index);
-        let there = no_grad(|| ByDomain::new(losses()?, kind, true))?;
-        main.same_domains(&there, kind)?;
+        let there = {
+            // A guard: the closure may panic, and the thread's autograd must be on again then.
+            let _off = no_grad_guard();
+            ByDomain::new(losses()?, kind, true)?
+        };
+        main.check_later(&there, kind)?;
         Ok(there.values.iter().zip(&main.values).map(|(there, here)| there - here).collect())
     };
     let mut domains: Vec<DomainSharpness> = Vec::with_capacity(main.len());
@@ -182,7 +186,8 @@ pub fn sharpness_report(
                 radius,
                 mean: rises.iter().sum::<f64>() / rises.len() as f64,
                 interval: t_interval(&rises, options.level).ok(),
-                max: rises.iter().copied().fold(f64::MIN, f64::max),
+                // NaN if a rise is: `f64::max` would leave it out.
+                max: rises.iter().copied().fold(f64::NEG_INFINITY, |a, b| if b.is_nan() || b > a { b } else { a }),
             });
         }
     }

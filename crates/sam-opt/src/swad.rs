@@ -4,6 +4,7 @@ use crate::config::at_least;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use tensor::tch::{Kind, Tensor, no_grad};
 use tensor::{ParamSet, ParamVec};
 
 /// Settings of [`SwadAverager`] \[prior work: SWAD\].
@@ -49,7 +50,7 @@ struct Segment {
 /// Call [`update`](Self::update) after every step and [`evaluate`](Self::evaluate) with the validation loss every so many
 /// steps. The average is that of the iterates from the oldest of the `N_s` evaluations (with those that led to it) to the
 /// last evaluation before the `N_e` whose losses were all above the threshold. If the loss never stops falling, the
-/// average is the last iterate alone.
+/// average is the last iterate alone. Half-precision parameters are summed, and their average is given, in f32.
 ///
 /// ```
 /// use sam_opt::{SwadAverager, SwadConfig, SwadPhase, tensor::{ParamSet, tch::Tensor}};
@@ -113,7 +114,7 @@ impl SwadAverager {
         if self.phase == SwadPhase::Stopped {
             return Ok(());
         }
-        let now = params.snapshot();
+        let now = widened(params)?;
         match &mut self.open {
             None => self.open = Some((now.copy(), 1)),
             Some((sum, count)) => {
@@ -199,6 +200,15 @@ impl SwadAverager {
             None => self.last.as_ref().map(ParamVec::copy),
         })
     }
+}
+
+/// A copy of the parameters, half-precision ones in f32: a sum of many iterates would round in their own kind.
+fn widened(params: &ParamSet) -> Result<ParamVec> {
+    let copy = |tensor: &Tensor| -> Result<Option<Tensor>> {
+        let half = matches!(tensor.kind(), Kind::Half | Kind::BFloat16);
+        Ok(Some(if half { tensor.f_to_kind(Kind::Float)? } else { tensor.copy() }))
+    };
+    no_grad(|| Ok(ParamVec::new(params.tensors().iter().map(copy).collect::<Result<_>>()?)))
 }
 
 fn add(total: &mut Option<(ParamVec, u64)>, sum: &ParamVec, count: u64) -> Result<()> {

@@ -128,7 +128,7 @@ impl Method for DaSam<AdamW> {
     type Config = DaSamConfig;
 
     fn valid() -> DaSamConfig {
-        let amdf = Some(AmdfConfig { directions: 3, probe_every: 2, ..AmdfConfig::default() });
+        let amdf = Some(AmdfConfig { directions: 3, probe_every: 3, ..AmdfConfig::default() });
         DaSamConfig { loss_ema: 0.5, amdf, clip_norm: Some(10.0), seed: 11, ..DaSamConfig::da_sam(0.3) }
     }
 

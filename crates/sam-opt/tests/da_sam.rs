@@ -417,30 +417,42 @@ fn another_batch_in_a_later_pass_is_refused() {
 
 #[test]
 fn an_error_in_any_pass_leaves_everything_as_it_was() {
-    let passes: Vec<PassKind> =
-        [PassKind::Main].into_iter().chain((0..4).map(PassKind::Probe)).chain([PassKind::Perturbed(0)]).collect();
-    for bad in passes {
-        let model = Model::new(&MlpConfig { batch_norm: true, ..MlpConfig::relu(&[4, 16, 3]) });
-        let mut optimizer = DaSam::for_store(&model.store, Adam::new(1e-2), DaSamConfig::da_sam(0.3)).unwrap();
-        let step = |optimizer: &mut DaSam<Adam>, bad: Option<PassKind>| {
-            optimizer.step(|pass| {
-                let losses = DomainLosses::PerDomain(model.losses(pass.step, 2));
-                if Some(pass.kind) == bad { Err(Error::closure("broken")) } else { Ok(losses) }
-            })
-        };
-        step(&mut optimizer, None).unwrap();
-        let before = (model.bits(), bits(&buffers(&model.store)));
-        assert!(step(&mut optimizer, Some(bad)).is_err());
-        assert_eq!((model.bits(), bits(&buffers(&model.store))), before, "{bad}");
-        assert!(!optimizer.is_perturbed());
-        // What follows is what would have followed without the failure.
-        step(&mut optimizer, None).unwrap();
-        let clean = Model::new(&MlpConfig { batch_norm: true, ..MlpConfig::relu(&[4, 16, 3]) });
-        let mut again = DaSam::for_store(&clean.store, Adam::new(1e-2), DaSamConfig::da_sam(0.3)).unwrap();
-        for _ in 0..2 {
-            again.step(|pass| Ok(DomainLosses::PerDomain(clean.losses(pass.step, 2)))).unwrap();
+    let (main, probes, perturbed) = ([PassKind::Main], [0, 1, 2, 3].map(PassKind::Probe), [PassKind::Perturbed(0)]);
+    let every = |probe_every| Some(AmdfConfig { probe_every, ..AmdfConfig::default() });
+    let average = DaSamConfig { outer: OuterMode::Average, ..DaSamConfig::da_sam(0.3) };
+    let cases: [(DaSamConfig, Vec<PassKind>); 4] = [
+        (DaSamConfig::da_sam(0.3), [&main[..], &probes, &perturbed].concat()),
+        (average.clone(), [0, 1, 2, 3].map(PassKind::Perturbed).into()),
+        // The failing step, the second, reuses the first one's probes.
+        (DaSamConfig { amdf: every(3), ..DaSamConfig::da_sam(0.3) }, [main, perturbed].concat()),
+        (DaSamConfig { amdf: every(3), ..average }, vec![PassKind::Perturbed(2)]),
+    ];
+    for (config, passes) in cases {
+        for bad in passes {
+            let model = Model::new(&MlpConfig { batch_norm: true, ..MlpConfig::relu(&[4, 16, 3]) });
+            let mut optimizer = DaSam::for_store(&model.store, Adam::new(1e-2), config.clone()).unwrap();
+            let step = |optimizer: &mut DaSam<Adam>, bad: Option<PassKind>| {
+                optimizer.step(|pass| {
+                    let losses = DomainLosses::PerDomain(model.losses(pass.step, 2));
+                    if Some(pass.kind) == bad { Err(Error::closure("broken")) } else { Ok(losses) }
+                })
+            };
+            step(&mut optimizer, None).unwrap();
+            let before = (model.bits(), bits(&buffers(&model.store)));
+            assert!(matches!(step(&mut optimizer, Some(bad)), Err(Error::Closure(_))), "{bad}");
+            assert_eq!((model.bits(), bits(&buffers(&model.store))), before, "{bad}");
+            assert!(!optimizer.is_perturbed());
+            // What follows is what would have followed without the failure.
+            let after = step(&mut optimizer, None).unwrap();
+            let clean = Model::new(&MlpConfig { batch_norm: true, ..MlpConfig::relu(&[4, 16, 3]) });
+            let mut again = DaSam::for_store(&clean.store, Adam::new(1e-2), config.clone()).unwrap();
+            let mut last = None;
+            for _ in 0..2 {
+                last = again.step(|pass| Ok(DomainLosses::PerDomain(clean.losses(pass.step, 2)))).ok();
+            }
+            assert_eq!(model.bits(), clean.bits(), "{bad}");
+            assert_eq!(after.forwards, last.unwrap().forwards);
         }
-        assert_eq!(model.bits(), clean.bits(), "{bad}");
     }
 }
 

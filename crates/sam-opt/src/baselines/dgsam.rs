@@ -85,9 +85,13 @@ impl<B: BaseOptimizer> Dgsam<B> {
     /// Builds the optimizer over the model's tensors.
     ///
     /// # Errors
-    /// An invalid configuration, an empty group, a tensor or name that comes twice, tensors that share memory.
+    /// An invalid configuration, an empty group, a tensor or name that comes twice, tensors that share memory, a group
+    /// that asks for ASAM's scaling.
     pub fn new(groups: Vec<ParamGroup>, base: B, config: DgsamConfig) -> Result<Self> {
         config.validate()?;
+        if groups.iter().any(|g| g.adaptive == Some(true)) {
+            return Err(Error::invalid("adaptive of a parameter group", "off or unset: DGSAM has no such form", true));
+        }
         let engine = Engine::new(groups, base)?;
         let perturbed = Perturbed::new(&engine.groups, None)?;
         Ok(Self { config, engine, perturbed })
@@ -152,14 +156,25 @@ impl<B: BaseOptimizer> Dgsam<B> {
         closure: &mut impl FnMut(&Pass<'_>, DomainId) -> Result<Tensor>,
         stats: &mut DgsamStats,
     ) -> Result<(ParamVec, Option<RestoreGuard>)> {
-        let guard = self.perturbed.as_ref().map(|perturbed| perturbed.set.guard()).transpose()?;
+        let scratch = self.engine.scratch.take();
+        let guard = self.perturbed.as_ref().map(|perturbed| perturbed.set.guard_in(scratch)).transpose()?;
         let mut total: Option<ParamVec> = None;
+        let mut first: Option<Tensor> = None;
         let order = stats.order.clone();
         for (j, &domain) in order.iter().chain(order.first()).enumerate() {
             let kind = if j == 0 { PassKind::Main } else { PassKind::Perturbed(j - 1) };
+            if j > 0 {
+                // Every visit starts from the buffers that the main pass left; the graph before has been used.
+                scope.return_to_kept();
+            }
             let request = Request::new(kind, self.config.bn);
             let loss = self.engine.call(request, scope, &mut |pass: &Pass<'_>| closure(pass, domain))?;
             let evaluated = Evaluated::new(loss, kind)?;
+            // Held, so that its memory isn't given to another loss; without its graph.
+            let main = first.get_or_insert_with(|| evaluated.loss.detach());
+            if j > 0 && main.data_ptr() == evaluated.loss.data_ptr() {
+                return Err(Error::StaleLoss { pass: kind });
+            }
             if j == 0 {
                 scope.keep_buffers()?;
             }

@@ -3,6 +3,7 @@
 use crate::domain::{ByDomain, DomainId, DomainLosses};
 use crate::pass::{Pass, PassKind};
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tensor::tch::Tensor;
 
@@ -34,7 +35,13 @@ pub fn vrex_loss(losses: DomainLosses, beta: f64, pass: &Pass<'_>) -> Result<Ten
 /// `Σ_k q_k L_k`.
 ///
 /// The weights move once a step, in its main pass, and stand still in later passes; a step that is repeated after an error
-/// starts from the weights that it started from before.
+/// starts from the weights that it started from before. It goes with a step of one batch, not with
+/// [`step_accumulate`](crate::TwoPass::step_accumulate).
+///
+/// A domain that isn't in a batch adds nothing to the logarithm of its weight while the others add `η L_k` to theirs, so its
+/// share falls; the loss is weighted by the shares among the domains of the batch, which sum to 1.
+///
+/// Serde saves and restores it between steps, with the weights.
 ///
 /// ```
 /// use sam_opt::{DomainId, DomainLosses, ParamGroup, Sam, SamConfig, Sgd, baselines::GroupDro};
@@ -50,13 +57,47 @@ pub fn vrex_loss(losses: DomainLosses, beta: f64, pass: &Pass<'_>) -> Result<Ten
 /// assert!(dro.weights()[&DomainId(1)] > 0.5);
 /// # Ok::<(), sam_opt::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Saved", into = "Saved")]
 pub struct GroupDro {
     eta: f64,
     /// Logarithms of the weights before the step that `step` names, up to a constant.
     before: BTreeMap<DomainId, f64>,
     now: BTreeMap<DomainId, f64>,
     step: Option<u64>,
+}
+
+/// [`GroupDro`] as it is saved.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Saved {
+    eta: f64,
+    before: BTreeMap<DomainId, f64>,
+    now: BTreeMap<DomainId, f64>,
+    step: Option<u64>,
+}
+
+impl From<GroupDro> for Saved {
+    fn from(GroupDro { eta, before, now, step }: GroupDro) -> Self {
+        Self { eta, before, now, step }
+    }
+}
+
+impl TryFrom<Saved> for GroupDro {
+    type Error = Error;
+
+    fn try_from(Saved { eta, before, now, step }: Saved) -> Result<Self> {
+        let valid = GroupDro::new(eta)?;
+        if let Some((id, log)) = before.iter().chain(&now).find(|(_, log)| !log.is_finite()) {
+            return Err(Error::State { reason: format!("the logarithm of the weight of the domain {id} is {log}.") });
+        }
+        match before.keys().find(|id| !now.contains_key(id)) {
+            Some(id) => {
+                Err(Error::State { reason: format!("the domain {id} had a weight before the last step only.") })
+            }
+            None => Ok(Self { before, now, step, ..valid }),
+        }
+    }
 }
 
 impl GroupDro {
@@ -76,12 +117,18 @@ impl GroupDro {
         softmax(&self.now)
     }
 
-    /// The weighted loss of a pass, a scalar with its graph. A domain that comes for the first time starts with the mean
-    /// weight of the others; domains that aren't in the batch keep their weights and the others share what is left.
+    /// The weighted loss of a pass, a scalar with its graph. A domain that comes for the first time starts with the
+    /// (geometric) mean weight of the others.
     ///
     /// # Errors
-    /// Losses without a domain, of a wrong shape, or not finite in the main pass.
+    /// Losses without a domain, of a wrong shape, or not finite in the main pass; [`Error::InvalidConfig`] in the second
+    /// of several micro-batches, where the weights would have to move in the middle of a step.
     pub fn loss(&mut self, losses: DomainLosses, pass: &Pass<'_>) -> Result<Tensor> {
+        if pass.micro > 0 {
+            let expected = "0: GroupDro moves its weights once a step, from one batch, so use `step` in place of \
+                            `step_accumulate`";
+            return Err(Error::invalid("micro of the pass", expected, pass.micro));
+        }
         let losses = ByDomain::new(losses, pass.kind, false)?;
         if pass.kind == PassKind::Main {
             if let Some(&value) = losses.values.iter().find(|l| !l.is_finite()) {

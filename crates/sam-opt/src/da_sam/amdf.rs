@@ -86,7 +86,7 @@ impl<'a> Directions<'a> {
     }
 
     /// Moves the parameters to `θ + scale · ρ v`, `v` the normalized sum of the directions with these weights; returns `‖ε‖` and
-    /// the cosine of `v` with `u_0`.
+    /// the cosine of ε with `u_0`.
     pub(super) fn visit_mean(
         &self,
         weights: &[f64],
@@ -98,7 +98,7 @@ impl<'a> Directions<'a> {
         let largest = self.present().map(|(_, tensor, _)| tensor.numel()).max().unwrap_or(0);
         let Some((_, like, _)) = self.present().next() else { return Ok((0.0, 1.0)) };
         let buffer = Tensor::f_empty([largest as i64], (like.kind(), like.device()))?;
-        let (mut square, mut inner) = (0.0, 0.0);
+        let mut square = 0.0;
         for (j, tensor, part) in self.present() {
             // The sum is formed in the parameter's memory, whose value is in the guard.
             assign(tensor, along, part)?;
@@ -110,33 +110,24 @@ impl<'a> Directions<'a> {
                     add(tensor, factor, &z)?;
                 }
             }
-            let [vv, vg, _] = products(tensor, part)?;
-            square += vv;
-            inner += vg;
+            square += products(tensor, part)?[0];
         }
         let length = square.sqrt();
         // Directions that cancel leave nothing to normalize: take the guided one.
         if length <= 1e-12 {
-            let applied = self.visit(0, scale, guard)?;
-            return Ok((self.length(&applied, scale)?, 1.0));
+            self.visit(0, scale, guard)?;
+            return self.measure(guard);
         }
-        let mut applied = 0.0;
+        let (mut applied, mut inner) = (0.0, 0.0);
         for (j, tensor, part) in self.present() {
-            let radius = scale * self.radii[j];
-            let [vv, _, _] = products(tensor, part)?;
-            applied += radius * radius * vv / square;
-            place(tensor, &guard.originals()[j], part, 0.0, radius / length)?;
+            let factor = scale * self.radii[j] / length;
+            let [vv, vg, _] = products(tensor, part)?;
+            applied += factor * factor * vv;
+            inner += factor * vg;
+            place(tensor, &guard.originals()[j], part, 0.0, factor)?;
         }
-        Ok((applied.sqrt(), inner / (length * self.norm)))
-    }
-
-    /// `‖scale · ρ u_0‖` with every tensor's own radius.
-    fn length(&self, guided: &Direction, scale: f64) -> Result<f64> {
-        let mut square = 0.0;
-        for (j, _, part) in self.present() {
-            square += (scale * self.radii[j] * guided.gradient).powi(2) * products(part, part)?[0];
-        }
-        Ok(square.sqrt())
+        let applied = applied.sqrt();
+        Ok((applied, if applied > 0.0 { inner / (applied * self.norm) } else { 1.0 }))
     }
 
     /// `‖ε‖` and the cosine with `u_0` of the direction `m` that the parameters are on.
@@ -158,15 +149,16 @@ impl<'a> Directions<'a> {
 pub(super) fn judge(config: &AmdfConfig, slopes: &[Option<f64>], step: u64, memory: &mut Memory) -> Probe {
     let finite: Vec<f64> = slopes.iter().flatten().copied().collect();
     let failures = slopes.len() - finite.len();
-    if finite.is_empty() {
-        let mut weights = vec![0.0; slopes.len()];
-        weights[0] = 1.0;
-        let nan = f64::NAN;
-        return Probe { step, scale: 1.0, weights, sharpness: nan, anisotropy: nan, failures };
-    }
     let n = finite.len() as f64;
     let mean = finite.iter().sum::<f64>() / n;
     let std = (finite.iter().map(|h| (h - mean).powi(2)).sum::<f64>() / n).sqrt();
+    // No slope at all, or slopes so large that their spread isn't a number: the guided direction stays.
+    if finite.is_empty() || !(mean + config.kappa * std).is_finite() {
+        let mut weights = vec![0.0; slopes.len()];
+        weights[0] = 1.0;
+        let nan = f64::NAN;
+        return Probe { step, scale: 1.0, weights, sharpness: nan, anisotropy: nan, failures: slopes.len() };
+    }
     let sharpness = (mean + config.kappa * std).max(1e-12);
     let level = memory.level.map_or(sharpness, |level| config.ema * level + (1.0 - config.ema) * sharpness);
     memory.level = Some(level);
@@ -336,6 +328,27 @@ mod tests {
             // 59 draws in about 1,200 dimensions.
             let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
             assert!((mean - std::f64::consts::FRAC_1_SQRT_2).abs() < 0.02, "{mean}");
+        }
+    }
+
+    #[test]
+    fn noise_has_the_guided_directions_norm_on_each_tensor() {
+        for kind in [Kind::Float, Kind::Double] {
+            let (set, gradient) = wide(kind);
+            // Layers of very different gradients, as in a network.
+            let _ = gradient.parts()[1].as_ref().unwrap().shallow_clone().g_mul_scalar_(1e-3);
+            let guard = set.guard().unwrap();
+            let zeta = 0.7;
+            let around = Directions::new(&set, &gradient, gradient.norm(), zeta, Seed::new(3), vec![0.5; 3]);
+            let direction = around.visit(2, 1.0, &guard).unwrap();
+            for (j, part) in gradient.parts().iter().enumerate() {
+                let part = part.as_ref().unwrap();
+                let z = part.zeros_like();
+                fused::fill_normal(&z, around.noise_seed(2), j as u64).unwrap();
+                let [zz, _, gg] = products(&z, part).unwrap();
+                let ratio = direction.noise[j] * zz.sqrt() / (direction.gradient * gg.sqrt());
+                close(&[ratio], &[zeta], 1e-6);
+            }
         }
     }
 

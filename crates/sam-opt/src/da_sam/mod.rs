@@ -9,6 +9,7 @@
 mod amdf;
 mod config;
 mod das;
+mod state;
 mod step;
 
 pub use config::{AmdfConfig, DaSamConfig, DasRule, OuterMode, OuterWeights};
@@ -21,9 +22,8 @@ use crate::engine::{Engine, engine_methods};
 use crate::group::{self, ParamGroup};
 use crate::pass::Pass;
 use crate::{Error, Result};
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use tensor::StateDict;
+use state::{Memory, Probe};
+use std::collections::BTreeSet;
 use tensor::tch::nn::VarStore;
 
 const NAME: &str = "DaSam";
@@ -62,34 +62,6 @@ pub struct DaSam<B> {
     memory: Memory,
 }
 
-/// What a step leaves for the next ones.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Memory {
-    /// Running losses of the domains, with `loss_ema`.
-    losses: BTreeMap<DomainId, f64>,
-    /// Reference level of the sharpness, `S̄`.
-    level: Option<f64>,
-    /// The last probes, where `probe_every` reuses them.
-    probe: Option<Probe>,
-}
-
-/// What the probes of a step said, as far as later steps reuse it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Probe {
-    /// The step whose noise the directions use.
-    step: u64,
-    /// `ρ_t / ρ`.
-    scale: f64,
-    /// Weight of each direction in `v`; 0 for those that were dropped.
-    weights: Vec<f64>,
-    sharpness: f64,
-    anisotropy: f64,
-    /// Directions whose probe wasn't finite.
-    failures: usize,
-}
-
 /// Statistics of one step of [`DaSam`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct DaSamStats {
@@ -107,17 +79,19 @@ pub struct DaSamStats {
     pub factors: Vec<f64>,
     /// Announced domains that this batch doesn't have.
     pub missing: Vec<DomainId>,
-    /// AMDF's `S_t`: mean slope over the probed directions plus κ standard deviations. NaN without AMDF.
+    /// AMDF's `S_t`: mean slope over the probed directions plus κ standard deviations. On a step that reuses probes it is
+    /// that of the step that probed; NaN without AMDF, without a gradient to probe along, and where no probe was finite.
     pub sharpness: f64,
-    /// Standard deviation of the slopes over the directions. NaN without AMDF.
+    /// Standard deviation of the slopes over the directions; of the same step as the sharpness, NaN where that is.
     pub anisotropy: f64,
-    /// Radius of this step.
+    /// Radius of this step, of groups without a radius of their own (those are scaled alike).
     pub rho_t: f64,
     /// `‖ε‖₂` (of the last direction with [`OuterMode::Average`]).
     pub epsilon_norm: f64,
     /// Directions in the perturbation.
     pub directions_used: usize,
-    /// Directions whose probe wasn't finite and that were dropped. If it is all of them, ε is `ρ u_0`.
+    /// Directions whose probe in this step wasn't finite and that were dropped; 0 on a step that reuses probes. If it is
+    /// all of them, ε is `ρ u_0`, and the next step probes again.
     pub probe_failures: usize,
     /// `‖g_w‖`, norm of the weighted main gradient over the perturbed parameters.
     pub grad_norm: f64,
@@ -203,35 +177,5 @@ impl<B: BaseOptimizer> DaSam<B> {
         self.seen.extend(&stats.domains);
         self.engine.step += 1;
         Ok(stats)
-    }
-
-    /// Saves step count, settings, learning rate, the running losses and sharpness, and the base optimizer's state;
-    /// never the parameters.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a base optimizer that can't be saved.
-    pub fn state_dict(&self) -> Result<StateDict> {
-        let mut state = self.engine.state_dict(NAME, &self.config)?;
-        let value = |result: serde_json::Result<_>| result.map_err(|e| Error::State { reason: e.to_string() });
-        state.meta.insert("memory".into(), value(serde_json::to_value(&self.memory))?);
-        state.meta.insert("seen".into(), value(serde_json::to_value(&self.seen))?);
-        Ok(state)
-    }
-
-    /// Continues from a saved state: the next steps are those that the saved optimizer would have done.
-    ///
-    /// # Errors
-    /// [`Error::State`] when it was saved by another method, with other settings or for other parameters;
-    /// [`Error::NestedPerturbation`] while a guard is open. Nothing has changed then.
-    pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
-        let step = self.engine.check_state(NAME, &self.config, state)?;
-        let bad =
-            |key: &str, e: &serde_json::Error| Error::State { reason: format!("its \"{key}\" can't be read: {e}.") };
-        let get = |key: &str| state.meta.get(key).cloned().unwrap_or_default();
-        let memory = serde_json::from_value(get("memory")).map_err(|e| bad("memory", &e))?;
-        let seen = serde_json::from_value(get("seen")).map_err(|e| bad("seen", &e))?;
-        self.engine.load_base(state, step)?;
-        (self.memory, self.seen) = (memory, seen);
-        Ok(())
     }
 }

@@ -5,14 +5,14 @@ use super::config::{DaSamConfig, OuterMode, OuterWeights};
 use super::das::das_factors;
 use super::{DaSam, DaSamStats, Memory, Probe};
 use crate::base::BaseOptimizer;
-use crate::direction::{Epsilon, Perturbed};
+use crate::direction::{Epsilon, Perturbed, products};
 use crate::domain::{ByDomain, DomainLosses, f64_reduction};
 use crate::engine::{Engine, Finish, Request};
 use crate::pass::{Pass, PassKind};
 use crate::scope::{StepScope, StepSeed};
 use crate::{Error, Result};
 use tensor::params::Scratch;
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::{Tensor, no_grad, no_grad_guard};
 use tensor::{ParamVec, RestoreGuard};
 
 /// Added to norms, as in SAM.
@@ -25,6 +25,8 @@ struct Running<'a, B, F> {
     scope: &'a StepScope,
     closure: &'a mut F,
     main: ByDomain,
+    /// Whether losses are reduced in f64.
+    wide: bool,
     /// DAS's factors.
     factors: Vec<f64>,
     /// Weights of the domains in the gradient at the perturbed point.
@@ -51,7 +53,8 @@ impl<B: BaseOptimizer> DaSam<B> {
         let mut memory = self.memory.clone();
         let request = Request::new(PassKind::Main, self.config.bn);
         let losses = self.engine.call(request, scope, closure)?;
-        let main = ByDomain::finite(losses, PassKind::Main, f64_reduction(self.config.rho))?;
+        let wide = self.takes_small_differences();
+        let main = ByDomain::finite(losses, PassKind::Main, wide)?;
         scope.keep_buffers()?;
         let missing = self.missing(&main)?;
         let factors = das_factors(&self.config, &seen_losses(&self.config, &main, &mut memory));
@@ -62,7 +65,7 @@ impl<B: BaseOptimizer> DaSam<B> {
         let stats = DaSamStats { missing, ..blank_stats(&self.engine, &main, &factors) };
         let scratch = self.engine.scratch.take();
         let (config, engine) = (&self.config, &self.engine);
-        let mut running = Running { config, engine, scope, closure, main, factors, outer, plain: None, stats };
+        let mut running = Running { config, engine, scope, closure, main, wide, factors, outer, plain: None, stats };
 
         let moves = |g: &crate::ParamGroup| g.perturb && g.rho.unwrap_or(config.rho) > 0.0;
         let perturbed = self.perturbed.as_ref().filter(|_| engine.groups.iter().any(moves));
@@ -79,6 +82,12 @@ impl<B: BaseOptimizer> DaSam<B> {
         let finish = Finish { clip_norm: self.config.clip_norm, ..Finish::plain(pass) };
         stats.final_grad_norm = self.engine.finish(&gradient, guard, finish)?.norm;
         Ok((stats, memory))
+    }
+
+    /// Whether the probes take differences of losses over so small a radius that f32 means would be rounding.
+    fn takes_small_differences(&self) -> bool {
+        let perturbed = self.engine.groups.iter().filter(|g| g.perturb);
+        self.config.amdf.is_some() && f64_reduction(perturbed.map(|g| g.rho.unwrap_or(self.config.rho)))
     }
 
     /// Announced domains that the batch doesn't have.
@@ -131,13 +140,12 @@ fn blank_stats<B: BaseOptimizer>(engine: &Engine<B>, losses: &ByDomain, factors:
 }
 
 impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, B, F> {
+    /// A later pass. It starts from the buffers that the main pass left: one that enters the output would otherwise
+    /// count in the slopes. The graphs of the passes before have been used by then.
     fn losses(&mut self, kind: PassKind) -> Result<DomainLosses> {
         self.stats.forwards += 1;
+        self.scope.return_to_kept();
         self.engine.call(Request::new(kind, self.config.bn), self.scope, self.closure)
-    }
-
-    fn wide(&self) -> bool {
-        f64_reduction(self.config.rho)
     }
 
     /// Radius of a group.
@@ -180,16 +188,18 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
         memory: &mut Memory,
         scratch: Option<Scratch>,
     ) -> Result<(ParamVec, RestoreGuard)> {
-        let Some(amdf) = self.config.amdf else {
+        // Without a gradient there is no direction to probe along: its slope of 0 must not enter the level.
+        let Some(amdf) = self.config.amdf.filter(|_| self.stats.grad_norm > 0.0) else {
             let point = self.along_guided(perturbed, guided, 1.0, scratch)?;
-            return self.outer_gradient(perturbed, point, 1.0);
+            return self.outer_gradient(perturbed, point, 1.0, 0);
         };
-        // Without noise, or without a gradient to guide them, all directions are one.
-        let several = amdf.zeta > 0.0 && self.stats.grad_norm > 0.0;
-        let count = if several { amdf.directions } else { 1 };
-        let reusable =
-            |probe: &Probe| self.engine.step - probe.step < amdf.probe_every as u64 && probe.weights.len() == count;
-        let reused = memory.probe.take().filter(reusable);
+        // Without noise all directions are one.
+        let count = if amdf.zeta > 0.0 { amdf.directions } else { 1 };
+        let reusable = |probe: &Probe| {
+            let age = self.engine.step.checked_sub(probe.step);
+            age.is_some_and(|age| age < amdf.probe_every as u64) && probe.weights.len() == count
+        };
+        let reused = memory.probe.take().filter(reusable).map(|probe| Probe { failures: 0, ..probe });
         let noise_step = reused.as_ref().map_or(self.engine.step, |probe| probe.step);
         let seed = StepSeed::new(self.config.seed, noise_step).noise("amdf");
 
@@ -199,7 +209,8 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
         if self.engine.half {
             let direction =
                 ParamVec::new(guided.parts().iter().map(|p| p.as_ref().map(Tensor::shallow_clone)).collect());
-            let length = self.config.rho;
+            // Whether anything is to move; the length itself isn't known yet.
+            let length = radii.iter().copied().fold(0.0, f64::max);
             perturbed.check_precision(&Epsilon { norm, length, alphas: alphas.clone(), direction })?;
         }
         // The backup is made with the first move, to the guided direction.
@@ -225,20 +236,24 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
         let result = if count == 1 {
             let scratch = Some(guard.close());
             let point = self.along_guided(perturbed, guided, probe.scale, scratch)?;
-            self.outer_gradient(perturbed, point, probe.scale)
+            self.outer_gradient(perturbed, point, probe.scale, 0)
         } else {
             self.around_guided(perturbed, &around, &directions, &probe, guard)
         };
-        memory.probe = (amdf.probe_every > 1).then_some(probe);
+        memory.probe = Some(probe).filter(|probe| amdf.probe_every > 1 && probe.usable());
         result
     }
 
     /// `h = (1/ρ)(1/D) Σ_k s_k [L_k(θ + ρu) − L_k(θ)]` where the parameters are; `None` where it isn't finite.
     fn probe(&mut self, m: usize) -> Result<Option<f64>> {
         let kind = PassKind::Probe(m);
-        let probed = no_grad(|| self.losses(kind))?;
-        let probed = ByDomain::new(probed, kind, self.wide())?;
-        self.main.same_domains(&probed, kind)?;
+        let probed = {
+            // A guard: the closure may panic, and the thread's autograd must be on again then.
+            let _off = no_grad_guard();
+            self.losses(kind)?
+        };
+        let probed = ByDomain::new(probed, kind, self.wide)?;
+        self.main.check_later(&probed, kind)?;
         let rise = probed.weighted_value(&self.factors) - self.main.weighted_value(&self.factors);
         // With groups of other radii alone, ρ itself may be 0; the slope is then per unit of them.
         let rho = if self.config.rho > 0.0 { self.config.rho } else { 1.0 };
@@ -258,8 +273,19 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
             (0..groups).map(|g| if norm == 0.0 { 0.0 } else { self.rho(g) * scale / (norm + NORM_EPS) }).collect()
         })?;
         perturbed.check_precision(&epsilon)?;
+        let mut cos_to_guided = 1.0;
+        // Groups with radii of their own bend ε away from the gradient.
+        if epsilon.alphas.iter().any(|a| *a != epsilon.alphas[0]) && epsilon.length > 0.0 {
+            let mut inner = 0.0;
+            for (alpha, part) in epsilon.alphas.iter().zip(epsilon.direction.parts()) {
+                if let Some(part) = part {
+                    inner += alpha * products(part, part)?[0];
+                }
+            }
+            cos_to_guided = inner / (epsilon.length * epsilon.norm);
+        }
         let guard = perturbed.set.perturb(&epsilon.alphas, &epsilon.direction, scratch)?;
-        Ok(Point { guard, length: epsilon.length, cos_to_guided: 1.0 })
+        Ok(Point { guard, length: epsilon.length, cos_to_guided })
     }
 
     /// The gradient at the point or points that the probe's weights and the outer mode say.
@@ -277,13 +303,13 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
             OuterMode::Soft => {
                 let (length, cos_to_guided) = around.visit_mean(&probe.weights, directions, scale, &guard)?;
                 self.stats.directions_used = used.len();
-                self.outer_gradient(perturbed, Point { guard, length, cos_to_guided }, scale)
+                self.outer_gradient(perturbed, Point { guard, length, cos_to_guided }, scale, 0)
             }
             OuterMode::Worst => {
                 let worst = used.into_iter().max_by(|&a, &b| probe.weights[a].total_cmp(&probe.weights[b]));
                 around.visit(worst.unwrap_or(0), scale, &guard)?;
                 let (length, cos_to_guided) = around.measure(&guard)?;
-                self.outer_gradient(perturbed, Point { guard, length, cos_to_guided }, scale)
+                self.outer_gradient(perturbed, Point { guard, length, cos_to_guided }, scale, 0)
             }
             OuterMode::Average => {
                 let (share, mut loss) = (1.0 / used.len() as f64, 0.0);
@@ -293,7 +319,7 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
                     around.visit(*m, scale, &open)?;
                     let (length, cos_to_guided) = around.measure(&open)?;
                     let point = Point { guard: open, length, cos_to_guided };
-                    let (gradient, guard) = self.outer_gradient(perturbed, point, scale)?;
+                    let (gradient, guard) = self.outer_gradient(perturbed, point, scale, *m)?;
                     open = guard;
                     loss += share * self.stats.perturbed_loss.unwrap_or(f64::NAN);
                     gradient.scale(share)?;
@@ -308,20 +334,27 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
         }
     }
 
-    /// Forward and backward pass at the perturbed point.
-    fn outer_gradient(&mut self, perturbed: &Perturbed, point: Point, scale: f64) -> Result<(ParamVec, RestoreGuard)> {
+    /// Forward and backward pass at the perturbed point, as the pass `Perturbed(m)`.
+    fn outer_gradient(
+        &mut self,
+        perturbed: &Perturbed,
+        point: Point,
+        scale: f64,
+        m: usize,
+    ) -> Result<(ParamVec, RestoreGuard)> {
         if let Some(plain) = &self.plain {
             self.stats.cos_to_sam = Some(cosine(perturbed, plain, &point.guard)?);
         }
-        let kind = PassKind::Perturbed(0);
-        let losses = ByDomain::finite(self.losses(kind)?, kind, self.wide())?;
-        self.main.same_domains(&losses, kind)?;
+        let kind = PassKind::Perturbed(m);
+        let losses = ByDomain::finite(self.losses(kind)?, kind, self.wide)?;
+        self.main.check_later(&losses, kind)?;
         let gradient = self.engine.gradient(&losses.weighted(&self.outer)?, kind)?;
         let stats = &mut self.stats;
         stats.backwards += 1;
         stats.perturbed_loss = Some(losses.mean());
         (stats.epsilon_norm, stats.cos_to_guided) = (point.length, point.cos_to_guided);
-        stats.rho_t = self.config.rho * scale;
+        // A radius of −0 is valid; reported it is 0.
+        stats.rho_t = (self.config.rho * scale).abs();
         stats.directions_used = stats.directions_used.max(1);
         Ok((gradient, point.guard))
     }

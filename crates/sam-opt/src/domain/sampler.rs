@@ -4,6 +4,7 @@ use super::DomainId;
 use crate::{Error, Result};
 use rand::seq::SliceRandom;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use tensor::Seed;
 
 /// Rows of each domain, in the order of the domains' numbers.
@@ -44,6 +45,18 @@ pub struct DomainSampler {
     domains: Vec<DomainId>,
     per_domain: usize,
     seed: Seed,
+    orders: Orders,
+}
+
+/// The last round's order of each domain, so that a batch doesn't shuffle all rows anew. It can always be made again: a
+/// clone starts without.
+#[derive(Debug, Default)]
+struct Orders(Mutex<BTreeMap<DomainId, (u64, Vec<usize>)>>);
+
+impl Clone for Orders {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
 }
 
 impl DomainSampler {
@@ -59,7 +72,13 @@ impl DomainSampler {
             return Err(Error::invalid("per_domain", "at least 1 sample of each domain in a batch", 0));
         }
         let seed = Seed::new(seed).child("sam-opt.domain-sampler");
-        Ok(Self { rows: rows_by_domain(domains), domains: domains.to_vec(), per_domain, seed })
+        Ok(Self {
+            rows: rows_by_domain(domains),
+            domains: domains.to_vec(),
+            per_domain,
+            seed,
+            orders: Orders::default(),
+        })
     }
 
     /// As [`new`](Self::new), where each of `expected` must have a row: a domain that would appear in no batch is
@@ -75,19 +94,22 @@ impl DomainSampler {
         }
     }
 
-    /// Row numbers of the batch of a step: `per_domain` rows of each domain, domains in the order of their numbers.
+    /// Row numbers of the batch of a step: `per_domain` rows of each domain, domains in the order of their numbers. Steps
+    /// in turn shuffle a domain's rows once a round; a jump to another round shuffles them again.
     pub fn batch(&self, step: u64) -> Vec<usize> {
         let mut batch = Vec::with_capacity(self.rows.len() * self.per_domain);
+        // An entry is replaced as a whole, so it is right after a panic too.
+        let mut orders = self.orders.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, rows) in &self.rows {
-            let (mut order, mut shuffle) = (Vec::new(), None);
+            let shuffle = |round| (round, shuffled(rows, self.seed.index(u64::from(id.0)).index(round)));
+            let order = orders.entry(*id).or_insert_with(|| shuffle(step * self.per_domain as u64 / rows.len() as u64));
             for i in 0..self.per_domain as u64 {
                 let position = step * self.per_domain as u64 + i;
                 let (round, place) = (position / rows.len() as u64, (position % rows.len() as u64) as usize);
-                if shuffle != Some(round) {
-                    order = shuffled(rows, self.seed.index(u64::from(id.0)).index(round));
-                    shuffle = Some(round);
+                if order.0 != round {
+                    *order = shuffle(round);
                 }
-                batch.push(order[place]);
+                batch.push(order.1[place]);
             }
         }
         batch

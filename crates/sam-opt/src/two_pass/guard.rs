@@ -2,6 +2,7 @@
 
 use super::TwoPass;
 use crate::base::BaseOptimizer;
+use crate::config::PerturbDirection;
 use crate::pass::PassKind;
 use crate::rule::Rule;
 use crate::scope::StepScope;
@@ -31,12 +32,16 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
     ///
     /// # Errors
     /// A gradient that doesn't fit the parameters or isn't finite, half-precision parameters that can't move,
-    /// an open guard, a loss-budget schedule (it needs the loss).
+    /// an open guard, a loss-budget schedule (it needs the loss), a random direction.
     pub fn perturb(&mut self, gradient: &ParamVec) -> Result<PerturbedGuard<'_, B, R>> {
         self.engine.all.check(gradient)?;
         if self.needs_loss() {
             let expected = "one that needs no loss, since `perturb` isn't given any";
             return Err(Error::invalid("rho_schedule", expected, "loss_budget"));
+        }
+        if self.sam().direction == PerturbDirection::Random {
+            let expected = "gradient in two-phase use, since the guard perturbs along the gradients that it is given";
+            return Err(Error::invalid("direction", expected, "random"));
         }
         let scope = self.engine.open(self.sam().seed, false)?;
         let mut stats = self.blank_stats(self.perturbs()?);

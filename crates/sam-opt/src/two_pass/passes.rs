@@ -12,7 +12,7 @@ use crate::stats::SamStats;
 use crate::{Error, Result};
 use std::ops::Range;
 use tensor::params::Scratch;
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::{Tensor, no_grad, no_grad_guard};
 use tensor::{ParamVec, RestoreGuard, fused};
 
 /// What a perturbation was.
@@ -106,6 +106,9 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         let along_noise = self.sam().direction == PerturbDirection::Random;
         let gradient_norm = if along_noise { main.norm() / scale } else { f64::NAN };
         if along_noise {
+            if !gradient_norm.is_finite() {
+                return Err(Error::NonFinite { what: "gradient norm", pass: PassKind::Main, value: gradient_norm });
+            }
             // The gradient's memory becomes the direction; methods that mix it in refuse this setting.
             let seed = self.engine.step_seed(self.sam().seed).noise("random-direction").index(micros.start as u64);
             for (i, part) in main.parts().iter().enumerate() {
@@ -182,7 +185,11 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
     ) -> Result<()> {
         for (micro, first) in micros.zip(losses) {
-            let second = no_grad(|| self.evaluate(PassKind::Probe(0), micro, scope, closure))?.value;
+            let second = {
+                // A guard: the closure may panic, and the thread's autograd must be on again then.
+                let _off = no_grad_guard();
+                self.evaluate(PassKind::Probe(0), micro, scope, closure)?.value
+            };
             // Reductions may be ordered differently from call to call on several threads.
             if (second - first.value).abs() > 1e-5 * first.value.abs().max(1e-3) {
                 return Err(Error::BatchChanged { first: first.value, second });
