@@ -8,7 +8,7 @@ use sam_opt::tensor::nn::{Mlp, MlpConfig};
 use sam_opt::tensor::tch::{Device, Kind, Tensor, nn::VarStore};
 use sam_opt::tensor::{ParamSet, Seed, StateDict};
 use sam_opt::{
-    Adam, AmdfConfig, DaSam, DaSamConfig, DaSamStats, DomainId, DomainLosses, DomainSampler, Error, OuterMode,
+    Adam, AmdfConfig, DaSam, DaSamConfig, DaSamStats, DasRule, DomainId, DomainLosses, DomainSampler, Error, OuterMode,
     PassKind, PerturbDirection, RhoSchedule, Sam, SamConfig, Sgd, SharpnessOptions, SwadAverager, SwadConfig,
     SwadPhase, sharpness_report,
 };
@@ -210,12 +210,35 @@ fn radius_zero_is_the_base_optimizer_with_per_sample_losses_too() {
 }
 
 #[test]
+fn a_small_radius_without_probes_is_sam_with_per_sample_losses_too() {
+    let run = |step: &dyn Fn(&Tensor)| {
+        let w = leaf(&[0.3, -0.2, 0.7, 1.3, -0.9, 0.1, 2.2], Kind::Float);
+        step(&w);
+        values(&w)
+    };
+    let sam = run(&|w| {
+        let mut sam = Sam::new(vec![group(&[("w", w)])], Adam::new(1e-2), SamConfig::sam(1e-3)).unwrap();
+        for _ in 0..20 {
+            sam.step(|pass| sam_opt::baselines::erm_loss(squares(&w.sin()), pass)).unwrap();
+        }
+    });
+    let das = run(&|w| {
+        let config = DaSamConfig { das: DasRule::Uniform, ..DaSamConfig::das_only(1e-3) };
+        let mut optimizer = DaSam::new(vec![group(&[("w", w)])], Adam::new(1e-2), config).unwrap();
+        for _ in 0..20 {
+            let stats = optimizer.step(|_| Ok(squares(&w.sin()))).unwrap();
+            assert!(stats.domain_losses.iter().all(|&l| f64::from(l as f32) == l), "the means are f32: {stats:?}");
+        }
+    });
+    assert_eq!(das, sam);
+}
+
+#[test]
 fn differences_over_a_small_radius_are_taken_in_f64() {
-    // 1,001 samples of slope 1. Each loss is exact, a multiple of 2⁻¹³ below 4; their f32 mean isn't, and an error of 1e-7
-    // is one of 1e-3 in the slope.
-    let small = 2f64.powi(-13);
+    // The losses 1 + w, 0, 0 are exact at w = 0 and at 2⁻¹⁶; their f32 means aren't: numbers near 1/3 are 2⁻²⁵ apart, and
+    // half of that is 3e-3 of the rise.
+    let small = 2f64.powi(-16);
     let amdf = Some(AmdfConfig { directions: 1, ..AmdfConfig::default() });
-    let spread: Vec<f32> = (0..1001u16).map(|i| 1.0 + f32::from(i % 7) * 2f32.powi(-13)).collect();
     for (rho, own) in [(small, None), (0.5, Some(small))] {
         let w = leaf(&[0.0], Kind::Float);
         let mut groups = vec![group(&[("w", &w)])];
@@ -223,11 +246,11 @@ fn differences_over_a_small_radius_are_taken_in_f64() {
         let mut optimizer =
             DaSam::new(groups, Sgd::new(0.1), DaSamConfig { amdf, ..DaSamConfig::da_sam(rho) }).unwrap();
         let step = optimizer.step(|_| {
-            let losses = &w + Tensor::from_slice(&spread);
-            Ok(DomainLosses::PerSample { losses, domains: vec![DomainId(0); 1001] })
+            let losses = Tensor::cat(&[&w + 1.0, &w * 0.0, &w * 0.0], 0);
+            Ok(DomainLosses::PerSample { losses, domains: vec![DomainId(0); 3] })
         });
         // The slope is a unit of the optimizer's own ρ.
-        close(&[step.unwrap().sharpness * rho / small], &[1.0], 1e-9);
+        close(&[step.unwrap().sharpness * rho / small], &[1.0 / 3.0], 1e-6);
     }
 }
 
