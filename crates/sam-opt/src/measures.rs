@@ -1,9 +1,10 @@
 //! Measures of flatness of a trained model, to compare with [`local_inconsistency`](crate::local_inconsistency): they need
 //! labels, except the norm.
 
+use crate::scope::without_grad;
 use crate::{Error, Result};
 use tensor::autograd::Hessian;
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::Tensor;
 use tensor::{ParamSet, Seed, spectrum};
 
 /// Eigenvalue of largest magnitude of the Hessian of `loss` (a scalar with its graph), by power iteration with exact
@@ -51,6 +52,6 @@ pub fn sam_sharpness(params: &ParamSet, mut loss: impl FnMut() -> Result<Tensor>
     let gradient = params.gradient(&here)?;
     let alphas = vec![rho / (gradient.norm() + 1e-12); params.len()];
     let _guard = params.perturb(&alphas, &gradient, None)?;
-    let there = no_grad(&mut loss)?;
+    let there = without_grad(&mut loss)?;
     Ok(there.f_double_value(&[])? - here.f_double_value(&[])?)
 }

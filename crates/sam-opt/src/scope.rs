@@ -4,6 +4,12 @@ use crate::Result;
 use tensor::Seed;
 use tensor::tch::{self, Tensor, no_grad};
 
+/// Runs `f` without gradients. Unlike tch's `no_grad` it turns them on again when `f`, a user's closure, panics.
+pub(crate) fn without_grad<T>(f: impl FnOnce() -> T) -> T {
+    let _off = tch::no_grad_guard();
+    f()
+}
+
 /// Seeds of the passes of one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepSeed(Seed);

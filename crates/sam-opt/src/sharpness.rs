@@ -2,10 +2,11 @@
 
 use crate::domain::{ByDomain, DomainId, DomainLosses};
 use crate::pass::PassKind;
+use crate::scope::without_grad;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tensor::stats::{Interval, t_interval};
-use tensor::tch::{Tensor, no_grad, no_grad_guard};
+use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamSet, ParamVec, Seed, fused};
 
 /// What [`sharpness_report`] measures.
@@ -152,11 +153,7 @@ pub fn sharpness_report(
     }
     let mut probe = |index: usize| -> Result<Vec<f64>> {
         let kind = PassKind::Probe(index);
-        let there = {
-            // A guard: the closure may panic, and the thread's autograd must be on again then.
-            let _off = no_grad_guard();
-            ByDomain::new(losses()?, kind, true)?
-        };
+        let there = without_grad(|| ByDomain::new(losses()?, kind, true))?;
         main.check_later(&there, kind)?;
         Ok(there.values.iter().zip(&main.values).map(|(there, here)| there - here).collect())
     };

@@ -81,23 +81,26 @@ fn an_error_in_any_pass_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn a_panic_leaves_no_residue_of_delta() {
-    let (store, net) = model();
-    let (x, y) = batch(16, 0);
-    let mut iam = Iam::for_store(&store, Sgd::new(0.1), IamConfig::d(0.5, 1.0)).unwrap();
-    let before = bits(iam.params().tensors());
-    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        iam.step(
-            |pass| {
-                assert!(pass.kind != PassKind::Perturbed(0), "on purpose");
-                Ok(net.forward_with(&x, true, true))
-            },
-            |z| Ok(z.cross_entropy_for_logits(&y)),
-        )
-    }));
-    assert!(unwound.is_err());
-    assert_eq!(bits(iam.params().tensors()), before);
-    assert!(!is_perturbed(&iam.params().tensors()[0]));
+fn a_panic_in_any_pass_leaves_no_residue_of_delta_and_autograd_on() {
+    for bad in [PassKind::Probe(0), PassKind::Inner(0), PassKind::Perturbed(0), PassKind::Main] {
+        let (store, net) = model();
+        let (x, y) = batch(16, 0);
+        let mut iam = Iam::for_store(&store, Sgd::new(0.1), IamConfig::d(0.5, 1.0)).unwrap();
+        let before = bits(iam.params().tensors());
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            iam.step(
+                |pass| {
+                    assert!(pass.kind != bad, "on purpose");
+                    Ok(net.forward_with(&x, true, true))
+                },
+                |z| Ok(z.cross_entropy_for_logits(&y)),
+            )
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(bits(iam.params().tensors()), before);
+        assert!(!is_perturbed(&iam.params().tensors()[0]));
+        iam.step(|_| Ok(net.forward_with(&x, true, true)), |z| Ok(z.cross_entropy_for_logits(&y))).unwrap();
+    }
 }
 
 #[test]

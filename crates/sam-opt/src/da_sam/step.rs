@@ -9,10 +9,10 @@ use crate::direction::{Epsilon, Perturbed, products};
 use crate::domain::{ByDomain, DomainLosses, f64_reduction};
 use crate::engine::{Engine, Finish, Request};
 use crate::pass::{Pass, PassKind};
-use crate::scope::{StepScope, StepSeed};
+use crate::scope::{StepScope, StepSeed, without_grad};
 use crate::{Error, Result};
 use tensor::params::Scratch;
-use tensor::tch::{Tensor, no_grad, no_grad_guard};
+use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamVec, RestoreGuard};
 
 /// Added to norms, as in SAM.
@@ -247,11 +247,7 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
     /// `h = (1/ρ)(1/D) Σ_k s_k [L_k(θ + ρu) − L_k(θ)]` where the parameters are; `None` where it isn't finite.
     fn probe(&mut self, m: usize) -> Result<Option<f64>> {
         let kind = PassKind::Probe(m);
-        let probed = {
-            // A guard: the closure may panic, and the thread's autograd must be on again then.
-            let _off = no_grad_guard();
-            self.losses(kind)?
-        };
+        let probed = without_grad(|| self.losses(kind))?;
         let probed = ByDomain::new(probed, kind, self.wide)?;
         self.main.check_later(&probed, kind)?;
         let rise = probed.weighted_value(&self.factors) - self.main.weighted_value(&self.factors);

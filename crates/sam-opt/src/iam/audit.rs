@@ -4,7 +4,8 @@ use super::inconsistency::{InconsistencyOpts, descend, top_eig, trainable};
 use super::outputs::Outputs;
 use crate::Result;
 use crate::pass::PassKind;
-use tensor::tch::{Kind, Tensor, no_grad};
+use crate::scope::without_grad;
+use tensor::tch::{Kind, Tensor};
 
 /// What [`audit_direction`] found.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,11 +38,11 @@ pub fn audit_direction(
     let (lambda_max, top) = top_eig(&set, &mut logits, iters, tol)?;
     let top = top.to_kind(Kind::Double);
     let quadratic = 0.5 * opts.rho * opts.rho * lambda_max;
-    let reference = no_grad(|| Outputs::new(logits()?, PassKind::Probe(0), false))?.detached();
+    let reference = without_grad(|| Outputs::new(logits()?, PassKind::Probe(0), false))?.detached();
     let (mut cosines, mut shares) = (Vec::new(), Vec::new());
     for draw in 0..opts.draws {
         let found = descend(&set, &reference, &mut logits, opts, draw, None)?;
-        let shifted = no_grad(|| Outputs::new(logits()?, PassKind::Probe(draw), false))?;
+        let shifted = without_grad(|| Outputs::new(logits()?, PassKind::Probe(draw), false))?;
         drop(found.guard);
         let cosine = if found.norm == 0.0 {
             0.0

@@ -10,6 +10,7 @@ use super::stats::IamStats;
 use crate::base::BaseOptimizer;
 use crate::divergence::{cross_entropy, kl};
 use crate::pass::PassKind;
+use crate::scope::without_grad;
 use crate::{Error, Result};
 use std::collections::HashMap;
 use tensor::tch::{Tensor, no_grad};
@@ -39,7 +40,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
             let found = match &mut closures.delta_logits {
                 None => self.search_functional(&reference, &mut closures.logits, stats)?,
                 Some(other) => {
-                    let reference = no_grad(|| self.forward(PassKind::Probe(1), false, other, stats))?;
+                    let reference = without_grad(|| self.forward(PassKind::Probe(1), false, other, stats))?;
                     self.search_functional(&reference, other, stats)?
                 }
             };

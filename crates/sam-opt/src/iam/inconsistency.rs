@@ -5,6 +5,7 @@ use super::delta::per_scalar;
 use super::outputs::Outputs;
 use crate::divergence::cross_entropy;
 use crate::pass::PassKind;
+use crate::scope::without_grad;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tensor::autograd::GaussNewton;
@@ -89,12 +90,12 @@ pub fn local_inconsistency(
 ) -> Result<InconsistencyReport> {
     opts.validate()?;
     let set = trainable(params)?;
-    let reference = no_grad(|| Outputs::new(logits()?, PassKind::Probe(0), false))?.detached();
+    let reference = without_grad(|| Outputs::new(logits()?, PassKind::Probe(0), false))?.detached();
     let (mut per_draw, mut lengths, mut degenerate) = (Vec::new(), 0.0, 0);
     let mut scratch = None;
     for draw in 0..opts.draws {
         let found = descend(&set, &reference, &mut logits, opts, draw, scratch.take())?;
-        let shifted = no_grad(|| Outputs::new(logits()?, PassKind::Probe(draw), false))?;
+        let shifted = without_grad(|| Outputs::new(logits()?, PassKind::Probe(draw), false))?;
         shifted.comparable(&reference, PassKind::Probe(draw))?;
         per_draw.push(reference.divergence(&shifted)?);
         lengths += found.alpha * found.norm / opts.draws as f64;

@@ -10,11 +10,11 @@ use crate::direction::Perturbed;
 use crate::divergence::{cross_entropy, kl};
 use crate::engine::{Engine, Evaluated, Finish, Request};
 use crate::pass::{Pass, PassKind};
-use crate::scope::StepScope;
+use crate::scope::{StepScope, without_grad};
 use crate::{Error, Result};
 use std::collections::HashMap;
 use tensor::params::Scratch;
-use tensor::tch::{Tensor, no_grad};
+use tensor::tch::Tensor;
 use tensor::{ParamVec, RestoreGuard};
 
 /// A closure that returns logits.
@@ -151,8 +151,11 @@ impl<B: BaseOptimizer> Iam<B> {
             let loss = main_loss(closures, &outputs, main, needs_gradient, stats)?;
             Ok::<_, Error>((outputs, loss))
         };
-        let (outputs, loss) =
-            if needs_gradient { forward_main(closures, stats)? } else { no_grad(|| forward_main(closures, stats))? };
+        let (outputs, loss) = if needs_gradient {
+            forward_main(closures, stats)?
+        } else {
+            without_grad(|| forward_main(closures, stats))?
+        };
         let mut slope = None;
         if needs_gradient {
             stats.backwards += 1;
@@ -291,7 +294,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
         match &mut closures.delta_logits {
             None => self.search(reference, &mut closures.logits, loss_gradient, scratch, stats),
             Some(other) => {
-                let reference = no_grad(|| self.forward(PassKind::Probe(1), false, other, stats))?;
+                let reference = without_grad(|| self.forward(PassKind::Probe(1), false, other, stats))?;
                 self.search(&reference, other, loss_gradient, scratch, stats)
             }
         }
@@ -371,7 +374,7 @@ impl<B: BaseOptimizer> Bench<'_, B> {
     ) -> Result<(Outputs, Option<ParamVec>)> {
         let pass = PassKind::Probe(0);
         if !(searches && self.config.direction == IamDirection::LossGradient) {
-            return Ok((no_grad(|| self.forward(pass, false, &mut closures.logits, stats))?.detached(), None));
+            return Ok((without_grad(|| self.forward(pass, false, &mut closures.logits, stats))?.detached(), None));
         }
         let outputs = self.forward(pass, true, &mut closures.logits, stats)?;
         let loss = main_loss(closures, &outputs, pass, true, stats)?;

@@ -4,12 +4,12 @@ use super::config::{ProbeNorm, check_probe};
 use super::lgi::{kink_from_losses, lgi_from_probes, lgi_from_residuals, lgi_interval, null_lgi_p_value};
 use super::probe::{Prober, Reading};
 use crate::pass::{Pass, PassKind};
-use crate::scope::{StepScope, StepSeed};
+use crate::scope::{StepScope, StepSeed, without_grad};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use tensor::ndarray::Array1;
-use tensor::tch::{self, Device, Kind, Tensor, no_grad_guard};
+use tensor::tch::{self, Device, Kind, Tensor};
 use tensor::{ParamSet, Seed};
 
 /// Settings of a diagnosis.
@@ -163,9 +163,7 @@ pub fn probe_lgi_keeping(
     let calls = Cell::new(0);
     let probed = prober.run(opts.k_directions, opts.kink, center.value, || {
         let pass = PassKind::Probe(calls.replace(calls.get() + 1));
-        // A guard, so that a panic of the closure doesn't leave autograd off.
-        let _off = no_grad_guard();
-        Ok(read(&call(pass)?, pass)?.value)
+        Ok(read(&without_grad(|| call(pass))?, pass)?.value)
     })?;
     let slope_square = prober.slope_square()?;
     let snr = probed.snr(center.rounding);

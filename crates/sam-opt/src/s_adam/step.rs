@@ -7,10 +7,10 @@ use super::stats::{GroupLgi, SAdamStats};
 use super::{Memory, SAdam, SAdamConfig};
 use crate::engine::{Finish, Request};
 use crate::pass::{Pass, PassKind};
-use crate::scope::StepScope;
+use crate::scope::{StepScope, without_grad};
 use crate::{Error, Result};
 use std::cell::Cell;
-use tensor::tch::{Tensor, no_grad_guard};
+use tensor::tch::Tensor;
 use tensor::{ParamSet, ParamVec, RestoreGuard, Seed};
 
 /// Decay of the running squared slope (reconstruction).
@@ -231,9 +231,7 @@ impl SAdam {
             let probed = prober.run(self.config.k_directions, kink, main.reading.value, || {
                 let pass = PassKind::Probe(calls.replace(calls.get() + 1));
                 let request = Request::new(pass, self.config.bn);
-                // A guard, so that a panic of the closure doesn't leave autograd off.
-                let _off = no_grad_guard();
-                let loss = self.engine.call(request, scope, closure)?;
+                let loss = without_grad(|| self.engine.call(request, scope, closure))?;
                 if loss.data_ptr() == main.returned.data_ptr() {
                     return Err(Error::StaleLoss { pass });
                 }

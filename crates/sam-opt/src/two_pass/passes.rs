@@ -7,12 +7,12 @@ use crate::direction::Perturbed;
 use crate::engine::{Evaluated, Finish, Request};
 use crate::pass::{Pass, PassKind};
 use crate::rule::Rule;
-use crate::scope::StepScope;
+use crate::scope::{StepScope, without_grad};
 use crate::stats::SamStats;
 use crate::{Error, Result};
 use std::ops::Range;
 use tensor::params::Scratch;
-use tensor::tch::{Tensor, no_grad, no_grad_guard};
+use tensor::tch::{Tensor, no_grad};
 use tensor::{ParamVec, RestoreGuard, fused};
 
 /// What a perturbation was.
@@ -185,11 +185,7 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         closure: &mut impl FnMut(&Pass<'_>) -> Result<Tensor>,
     ) -> Result<()> {
         for (micro, first) in micros.zip(losses) {
-            let second = {
-                // A guard: the closure may panic, and the thread's autograd must be on again then.
-                let _off = no_grad_guard();
-                self.evaluate(PassKind::Probe(0), micro, scope, closure)?.value
-            };
+            let second = without_grad(|| self.evaluate(PassKind::Probe(0), micro, scope, closure))?.value;
             // Reductions may be ordered differently from call to call on several threads.
             if (second - first.value).abs() > 1e-5 * first.value.abs().max(1e-3) {
                 return Err(Error::BatchChanged { first: first.value, second });
