@@ -162,8 +162,8 @@ fn go(folder: &Path, mut meta: Meta, peer_python: Option<PathBuf>) -> Result<End
     let seconds: f64 = units
         .iter()
         .map(|u| match u.arm {
-            Some(_) => u.experiment.spec.seconds_per_seed / u.experiment.spec.arms.len() as f64,
-            None => u.experiment.spec.seconds_per_seed,
+            Some(_) => u.experiment.spec.seconds(meta.mode) / u.experiment.spec.arms.len() as f64,
+            None => u.experiment.spec.seconds(meta.mode),
         })
         .sum();
     println!(

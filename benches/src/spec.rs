@@ -188,8 +188,8 @@ pub struct Spec {
     /// Threads, or 0 for all that the user gives. Small networks are fastest on one, and one thread makes a run
     /// repeat bit for bit.
     pub threads: usize,
-    /// Seconds of one run of all arms with one seed, for the estimate (two cores).
-    pub seconds_per_seed: f64,
+    /// Seconds of one run of all arms with one seed in a quick and in a full run, for the estimate (two cores).
+    pub seconds_per_seed: (f64, f64),
 }
 
 impl Spec {
@@ -201,6 +201,14 @@ impl Spec {
     /// The arm with this name.
     pub fn arm(&self, name: &str) -> Option<&Arm> {
         self.arms.iter().find(|a| a.name == name)
+    }
+
+    /// Seconds of one run of all arms with one seed in a mode.
+    pub fn seconds(&self, mode: Mode) -> f64 {
+        match mode {
+            Mode::Quick => self.seconds_per_seed.0,
+            Mode::Full => self.seconds_per_seed.1,
+        }
     }
 
     /// Number of seeds in a mode, unless the user says otherwise.

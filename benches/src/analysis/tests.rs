@@ -66,7 +66,7 @@ fn experiment(direction: Direction, test: Test) -> Experiment {
         seeds: (2, 2),
         seeds_for_verdict: 2,
         threads: 1,
-        seconds_per_seed: 1.0,
+        seconds_per_seed: (1.0, 1.0),
     };
     Experiment { spec, body: Body::PerArm(|_, _, _| Ok(Outcome::default())) }
 }

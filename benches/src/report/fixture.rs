@@ -79,7 +79,7 @@ fn spec(krate: &str, name: &str, title: &str) -> Spec {
         ],
         seeds: (2, 20),
         seeds_for_verdict: 10,
-        seconds_per_seed: 2.0,
+        seconds_per_seed: (2.0, 2.0),
         threads: 1,
     }
 }

@@ -110,7 +110,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,
-            seconds_per_seed: 19.0,
+            seconds_per_seed: (30.0, 216.0),
         },
         body: Body::Together(run),
     }
@@ -118,7 +118,7 @@ pub(super) fn experiment() -> Experiment {
 
 fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let (small, large) = match context.mode {
-        Mode::Quick => (14, 9),
+        Mode::Quick => (8, 3),
         Mode::Full => (60, 30),
     };
     let mut outcomes = time(context, &SMALL, small)?;

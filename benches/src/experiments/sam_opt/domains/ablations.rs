@@ -33,7 +33,7 @@ pub(crate) fn ablations() -> Experiment {
         .collect();
     let protocol = "As Handwriting-3, every arm at ρ 0.5 (chosen for SAM by the specification on the held-out domains), nothing \
         searched.";
-    let mut experiment = describe(&HANDWRITING3, "DA-SAM, one part changed at a time", protocol, (2, 5), 18.0);
+    let mut experiment = describe(&HANDWRITING3, "DA-SAM, one part changed at a time", protocol, (2, 5), (5.0, 18.0));
     experiment.spec.name = "da-sam-ablations".into();
     experiment.spec.kind = Kind::ByName;
     experiment.spec.metrics = metrics(HANDWRITING3.held_out);

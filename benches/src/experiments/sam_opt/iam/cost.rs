@@ -79,7 +79,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,
-            seconds_per_seed: 48.0,
+            seconds_per_seed: (48.0, 91.0),
         },
         body: Body::Together(run),
     }

@@ -166,7 +166,7 @@ pub(super) fn mnist() -> Experiment {
         text,
         &["mnist-10k"],
         Kind::FullOnly,
-        17.0,
+        (7.0, 17.0),
         |c, a, s| run(Digits::Mnist, c, a, s),
         arms(Digits::Mnist),
     )
@@ -183,7 +183,7 @@ pub(super) fn digits() -> Experiment {
         text,
         &["optdigits"],
         Kind::Core,
-        12.0,
+        (5.0, 12.0),
         |c, a, s| run(Digits::Opt, c, a, s),
         arms(Digits::Opt),
     )
@@ -196,7 +196,7 @@ fn experiment(
     protocol: &str,
     data: &[&str],
     kind: Kind,
-    seconds_per_seed: f64,
+    seconds_per_seed: (f64, f64),
     run: fn(&Context, &str, u64) -> Result<Outcome>,
     arms: Vec<Arm>,
 ) -> Experiment {
@@ -272,7 +272,7 @@ pub(super) fn sweeps() -> Vec<Experiment> {
                 seeds: (2, 10),
                 seeds_for_verdict: 5,
                 threads: 1,
-                seconds_per_seed: 10.0,
+                seconds_per_seed: (10.0, 10.0),
             },
             body: Body::PerArm(run),
         }

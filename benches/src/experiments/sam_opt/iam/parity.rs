@@ -51,7 +51,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 7.5,
+            seconds_per_seed: (7.5, 7.5),
         },
         body: Body::PerArm(run),
     }

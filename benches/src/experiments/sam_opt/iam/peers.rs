@@ -65,7 +65,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,
-            seconds_per_seed: 60.0,
+            seconds_per_seed: (40.0, 68.0),
         },
         body: Body::Together(run),
     }

@@ -103,7 +103,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 13.0,
+            seconds_per_seed: (13.0, 13.0),
         },
         body: Body::Together(run),
     }

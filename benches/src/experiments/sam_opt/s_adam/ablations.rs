@@ -109,7 +109,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 3),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 35.0,
+            seconds_per_seed: (35.0, 35.0),
         },
         body: Body::PerArm(run),
     }
@@ -194,7 +194,7 @@ pub(super) fn cnn() -> Experiment {
             seeds: (1, 3),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 20.0,
+            seconds_per_seed: (20.0, 20.0),
         },
         body: Body::PerArm(run_cnn),
     }

@@ -93,7 +93,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,
-            seconds_per_seed: 30.0,
+            seconds_per_seed: (30.0, 30.0),
         },
         body: Body::Together(run),
     }

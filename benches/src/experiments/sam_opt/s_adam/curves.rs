@@ -310,7 +310,7 @@ const SHARED: &str = "Learning rates 0.0003 to 0.03 in five steps, for every arm
     in no training or validation part. Chatter is compared at equal mean step size: S-Adam and constant damping at S-Adam's \
     chosen rate, the others at a rate at which their mean damping times the rate is the same.";
 
-fn experiment(curve: &'static Curve, title: &str, text: &str, kind: Kind, seconds: f64) -> Experiment {
+fn experiment(curve: &'static Curve, title: &str, text: &str, kind: Kind, seconds: (f64, f64)) -> Experiment {
     let run: fn(&Context, &str, u64) -> Result<Outcome> = match curve.name {
         "noisy-batches" => |context, arm, seed| NOISY.run(context, arm, seed),
         "qat-2bit" => |context, arm, seed| QAT2.run(context, arm, seed),
@@ -339,15 +339,15 @@ fn experiment(curve: &'static Curve, title: &str, text: &str, kind: Kind, second
 pub(super) fn noisy_batches() -> Experiment {
     let text = "S-Adam on small noisy batches: 1,500 MNIST digits pooled to 14×14 and standardized, 40 % of their labels \
         redrawn uniformly, network 196-64-64-10, batch 8, 3 epochs; clean test labels. Protocol B of the specification.";
-    experiment(&NOISY, "S-Adam, small noisy batches", text, Kind::Core, 7.5)
+    experiment(&NOISY, "S-Adam, small noisy batches", text, Kind::Core, (3.0, 7.5))
 }
 
 pub(super) fn qat_2bit() -> Experiment {
-    experiment(&QAT2, "S-Adam, 2-bit weights", &qat_text(2), Kind::FullOnly, 6.0)
+    experiment(&QAT2, "S-Adam, 2-bit weights", &qat_text(2), Kind::FullOnly, (3.0, 6.0))
 }
 
 pub(super) fn qat_4bit() -> Experiment {
-    experiment(&QAT4, "S-Adam, 4-bit weights", &qat_text(4), Kind::FullOnly, 6.5)
+    experiment(&QAT4, "S-Adam, 4-bit weights", &qat_text(4), Kind::FullOnly, (3.0, 6.5))
 }
 
 fn qat_text(bits: u32) -> String {

@@ -310,7 +310,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (2, 10),
             seeds_for_verdict: 5,
             threads: 1,
-            seconds_per_seed: 1.5,
+            seconds_per_seed: (1.5, 1.5),
         },
         body: Body::PerArm(run),
     }

@@ -74,7 +74,7 @@ pub(super) fn experiment() -> Experiment {
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,
-            seconds_per_seed: 75.0,
+            seconds_per_seed: (36.0, 36.0),
         },
         body: Body::Together(run),
     }
