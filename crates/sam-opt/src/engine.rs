@@ -256,6 +256,15 @@ impl<B: BaseOptimizer> Engine<B> {
     }
 }
 
+/// Adds a gradient to the sum; the first one is the sum.
+pub(crate) fn accumulate(sum: &mut Option<ParamVec>, gradient: ParamVec) -> Result<()> {
+    match sum {
+        None => *sum = Some(gradient),
+        Some(sum) => sum.accumulate(gradient)?,
+    }
+    Ok(())
+}
+
 /// Settings as JSON.
 fn as_value(config: &impl Serialize) -> Result<Value> {
     serde_json::to_value(config).map_err(|e| Error::State { reason: e.to_string() })

@@ -171,6 +171,15 @@ pub(crate) fn prepare(states: &mut Vec<Option<Moments>>, slots: &[Slot<'_>], cou
     }
 }
 
+/// First moment of every slot, and whether it hasn't been used yet; `None` where a slot has no state.
+pub(crate) fn momenta<'a>(states: &'a [Option<Moments>], slots: &[Slot<'_>]) -> Option<(Vec<&'a Tensor>, Vec<bool>)> {
+    slots
+        .iter()
+        .map(|s| states[s.index].as_ref().map(|state| (&state.moments[0], state.steps == 0)))
+        .collect::<Option<Vec<_>>>()
+        .map(|pairs| pairs.into_iter().unzip())
+}
+
 /// Counts a step that has been done.
 pub(crate) fn count(states: &mut [Option<Moments>], slots: &[Slot<'_>]) {
     for slot in slots {

@@ -1,6 +1,6 @@
 //! Proximal SGD with momentum, for L1-regularized problems.
 
-use super::{BaseOptimizer, Lists, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
+use super::{BaseOptimizer, Lists, Moments, Pending, Slot, check, count, load, momenta, prepare, save, state_kind};
 use crate::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -56,17 +56,9 @@ impl ProxSgd {
         Self { config, states: Vec::new() }
     }
 
-    fn buffers(&self, slots: &[Slot<'_>]) -> Option<(Vec<&Tensor>, Vec<bool>)> {
-        slots
-            .iter()
-            .map(|s| self.states[s.index].as_ref().map(|state| (&state.moments[0], state.steps == 0)))
-            .collect::<Option<Vec<_>>>()
-            .map(|pairs| pairs.into_iter().unzip())
-    }
-
     /// One pass over memory; false where the tensors aren't dense f32 CPU memory.
     fn step_fused(&self, slots: &[Slot<'_>]) -> bool {
-        let Some((buffers, first)) = self.buffers(slots) else { return false };
+        let Some((buffers, first)) = momenta(&self.states, slots) else { return false };
         let lists = Lists::of(slots);
         let rates: Vec<[f32; 3]> = slots
             .iter()
@@ -88,7 +80,7 @@ impl ProxSgd {
 
     /// The same by libtorch operations, for every device and kind.
     fn step_plain(&self, slots: &[Slot<'_>]) -> Result<()> {
-        let Some((buffers, first)) = self.buffers(slots) else { return Ok(()) };
+        let Some((buffers, first)) = momenta(&self.states, slots) else { return Ok(()) };
         no_grad(|| {
             let mut pending = Pending::default();
             for ((slot, b), first) in slots.iter().zip(buffers).zip(first) {

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{BaseOptimizer, Lists, Moments, Pending, Slot, check, count, load, prepare, save, state_kind};
+use super::{BaseOptimizer, Lists, Moments, Pending, Slot, check, count, load, momenta, prepare, save, state_kind};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -87,7 +87,7 @@ impl Sgd {
                 *next = w - lr * (g + decay * w);
             });
         }
-        let Some((buffers, first)) = self.buffers(slots) else { return false };
+        let Some((buffers, first)) = momenta(&self.states, slots) else { return false };
         let (momentum, keep) = (self.config.momentum as f32, (1.0 - self.config.dampening) as f32);
         let nesterov = self.config.nesterov;
         lists.update([&lists.params, &buffers], |i, w, [next, b], g| {
@@ -96,14 +96,6 @@ impl Sgd {
             *b = if first[i] { d } else { momentum * *b + keep * d };
             *next = w - lr * if nesterov { d + momentum * *b } else { *b };
         })
-    }
-
-    fn buffers(&self, slots: &[Slot<'_>]) -> Option<(Vec<&Tensor>, Vec<bool>)> {
-        slots
-            .iter()
-            .map(|s| self.states[s.index].as_ref().map(|state| (&state.moments[0], state.steps == 0)))
-            .collect::<Option<Vec<_>>>()
-            .map(|pairs| pairs.into_iter().unzip())
     }
 
     /// The same by libtorch operations, for every device and kind.

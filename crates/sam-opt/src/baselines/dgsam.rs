@@ -4,7 +4,7 @@ use crate::base::BaseOptimizer;
 use crate::config::{self, BnMode};
 use crate::direction::Perturbed;
 use crate::domain::DomainId;
-use crate::engine::{Engine, Evaluated, Finish, Request, engine_methods};
+use crate::engine::{Engine, Evaluated, Finish, Request, accumulate, engine_methods};
 use crate::group::{self, ParamGroup};
 use crate::pass::{Pass, PassKind};
 use crate::scope::StepScope;
@@ -187,10 +187,7 @@ impl<B: BaseOptimizer> Dgsam<B> {
                 self.move_along(&gradient, kind)?;
             }
             if j > 0 {
-                match &mut total {
-                    None => total = Some(gradient),
-                    Some(total) => total.accumulate(gradient)?,
-                }
+                accumulate(&mut total, gradient)?;
             }
         }
         if let (Some(guard), Some(perturbed)) = (&guard, &self.perturbed) {

@@ -7,7 +7,7 @@ use super::{DaSam, DaSamStats, Memory, Probe};
 use crate::base::BaseOptimizer;
 use crate::direction::{Epsilon, Perturbed, products};
 use crate::domain::{ByDomain, DomainLosses, f64_reduction};
-use crate::engine::{Engine, Finish, Request};
+use crate::engine::{Engine, Finish, Request, accumulate};
 use crate::pass::{Pass, PassKind};
 use crate::scope::{StepScope, StepSeed, without_grad};
 use crate::{Error, Result};
@@ -319,10 +319,7 @@ impl<B: BaseOptimizer, F: FnMut(&Pass<'_>) -> Result<DomainLosses>> Running<'_, 
                     open = guard;
                     loss += share * self.stats.perturbed_loss.unwrap_or(f64::NAN);
                     gradient.scale(share)?;
-                    match &mut total {
-                        None => total = Some(gradient),
-                        Some(total) => total.accumulate(gradient)?,
-                    }
+                    accumulate(&mut total, gradient)?;
                 }
                 (self.stats.directions_used, self.stats.perturbed_loss) = (used.len(), Some(loss));
                 Ok((total.ok_or(Error::NoGradient { pass: PassKind::Perturbed(0) })?, open))

@@ -1,6 +1,6 @@
 //! Settings of IAM.
 
-use crate::config::BnMode;
+use crate::config::{self, BnMode};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -162,14 +162,8 @@ impl IamConfig {
         if self.refresh_every == 0 {
             return Err(Error::invalid("refresh_every", "at least 1 (1 searches in every step)", 0));
         }
-        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
-            return Err(Error::invalid("norm_eps", "finite and at least 0", self.norm_eps));
-        }
-        if let Some(norm) = self.clip_norm
-            && !(norm.is_finite() && norm > 0.0)
-        {
-            return Err(Error::invalid("clip_norm", "finite and above 0, or none", norm));
-        }
+        config::at_least("norm_eps", self.norm_eps, 0.0)?;
+        config::clip_norm(self.clip_norm)?;
         let variant = format!("used with variant {:?}", self.variant);
         let only = |allowed: bool, field: &str, expected: &str| {
             if allowed { Ok(()) } else { Err(Error::invalid(field, expected, &variant)) }
@@ -194,7 +188,7 @@ impl IamConfig {
 }
 
 pub(super) fn check_rho(rho: f64) -> Result<()> {
-    if rho.is_finite() && rho >= 0.0 { Ok(()) } else { Err(Error::InvalidRho { field: "rho".into(), rho }) }
+    config::rho("rho", rho)
 }
 
 pub(super) fn check_noise(noise_scale: f64) -> Result<()> {

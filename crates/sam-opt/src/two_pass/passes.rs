@@ -4,7 +4,7 @@ use super::TwoPass;
 use crate::base::BaseOptimizer;
 use crate::config::{PerturbDirection, PerturbScope};
 use crate::direction::Perturbed;
-use crate::engine::{Evaluated, Finish, Request};
+use crate::engine::{Evaluated, Finish, Request, accumulate};
 use crate::pass::{Pass, PassKind};
 use crate::rule::Rule;
 use crate::scope::{StepScope, without_grad};
@@ -244,13 +244,4 @@ impl<B: BaseOptimizer, R: Rule> TwoPass<B, R> {
         (stats.final_grad_norm, stats.clipped) = (finished.norm, finished.clipped);
         Ok(())
     }
-}
-
-/// Adds a gradient to the sum; the first one is the sum.
-fn accumulate(sum: &mut Option<ParamVec>, gradient: ParamVec) -> Result<()> {
-    match sum {
-        None => *sum = Some(gradient),
-        Some(sum) => sum.accumulate(gradient)?,
-    }
-    Ok(())
 }
