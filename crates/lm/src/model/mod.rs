@@ -1,0 +1,3 @@
+//! The decoder.
+
+pub(crate) mod source;
