@@ -6,6 +6,8 @@ pub mod config;
 mod error;
 pub mod hooks;
 pub mod linear;
+mod load;
+pub mod lora;
 pub mod model;
 pub mod moe;
 
