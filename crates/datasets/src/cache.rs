@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::catalog::{SetInfo, catalog};
+use crate::catalog::{FileInfo, SetInfo, catalog};
 use crate::{Error, Result};
 
 /// The root of the cache: `$TESSERA_CACHE`, else `$XDG_CACHE_HOME/tessera`, else `$HOME/.cache/tessera`.
@@ -59,8 +59,8 @@ fn resolve(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
         .ok_or(Error::NoCacheFolder)
 }
 
-/// Reads the file `to` of `set` from `dir`. Its length is checked before it is read, its hash after.
-pub(crate) fn read_verified(set: &SetInfo, to: &str, dir: &Path) -> Result<Vec<u8>> {
+/// The file `to` of `set` in `dir`, opened, with its path and what the catalog says of it. Its length has been checked.
+fn open<'a>(set: &'a SetInfo, to: &str, dir: &Path) -> Result<(File, PathBuf, &'a FileInfo)> {
     let info =
         set.file(to).ok_or_else(|| Error::argument("to", format!("the set `{}` has no file `{to}`", set.name)))?;
     let path = dir.join(to);
@@ -71,29 +71,61 @@ pub(crate) fn read_verified(set: &SetInfo, to: &str, dir: &Path) -> Result<Vec<u
         }
         _ => io_error(source),
     })?;
-    let wrong_length =
-        |actual| Error::WrongLength { set: set.name.clone(), path: path.clone(), expected: info.bytes, actual };
     let length = file.metadata().map_err(io_error)?.len();
     if length != info.bytes {
-        return Err(wrong_length(length));
+        return Err(wrong_length(set, path, info, length));
     }
+    Ok((file, path, info))
+}
+
+fn wrong_length(set: &SetInfo, path: PathBuf, info: &FileInfo, actual: u64) -> Error {
+    Error::WrongLength { set: set.name.clone(), path, expected: info.bytes, actual }
+}
+
+fn wrong_hash(set: &SetInfo, path: PathBuf, info: &FileInfo, actual: String) -> Error {
+    Error::WrongHash { set: set.name.clone(), path, expected: info.sha256.clone(), actual }
+}
+
+/// Checks the file `to` of `set` in `dir` without keeping it, and returns its path. For files that are read elsewhere, piece by piece.
+pub(crate) fn verified_path(set: &SetInfo, to: &str, dir: &Path) -> Result<PathBuf> {
+    let (file, path, info) = open(set, to, dir)?;
+    let mut hash = Sha256::new();
+    let copied = io::copy(&mut file.take(info.bytes + 1), &mut hash)
+        .map_err(|source| Error::Io { path: path.clone(), source })?;
+    if copied != info.bytes {
+        return Err(wrong_length(set, path, info, copied));
+    }
+    let actual = hex(&hash.finalize());
+    if actual != info.sha256 {
+        return Err(wrong_hash(set, path, info, actual));
+    }
+    Ok(path)
+}
+
+/// Reads the file `to` of `set` from `dir`. Its length is checked before it is read, its hash after.
+pub(crate) fn read_verified(set: &SetInfo, to: &str, dir: &Path) -> Result<Vec<u8>> {
+    let (file, path, info) = open(set, to, dir)?;
     let mut bytes = Vec::with_capacity(info.bytes as usize);
     // One byte more than expected shows a file that grew meanwhile.
-    file.take(info.bytes + 1).read_to_end(&mut bytes).map_err(io_error)?;
+    file.take(info.bytes + 1).read_to_end(&mut bytes).map_err(|source| Error::Io { path: path.clone(), source })?;
     if bytes.len() as u64 != info.bytes {
-        return Err(wrong_length(bytes.len() as u64));
+        return Err(wrong_length(set, path, info, bytes.len() as u64));
     }
     let actual = sha256_hex(&bytes);
     if actual != info.sha256 {
-        return Err(Error::WrongHash { set: set.name.clone(), path, expected: info.sha256.clone(), actual });
+        return Err(wrong_hash(set, path, info, actual));
     }
     Ok(bytes)
 }
 
 /// The SHA-256 of `bytes` in lower-case hexadecimal, as the catalog writes it.
 pub fn sha256_hex(bytes: &[u8]) -> String {
-    let mut hex = String::with_capacity(64);
-    for byte in Sha256::digest(bytes) {
+    hex(&Sha256::digest(bytes))
+}
+
+fn hex(digest: &[u8]) -> String {
+    let mut hex = String::with_capacity(2 * digest.len());
+    for byte in digest {
         // Invariant: writing to a String can't fail.
         let _ = write!(hex, "{byte:02x}");
     }
@@ -103,7 +135,7 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::{FileInfo, Source};
+    use crate::catalog::Source;
 
     fn with(variables: &[(&str, &str)]) -> Result<PathBuf> {
         resolve(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v)))
@@ -182,5 +214,18 @@ mod tests {
         let message = read_verified(&one_file(b"hello"), "a.bin", dir.path()).unwrap_err().to_string();
         assert!(message.contains(&sha256_hex(b"hello")) && message.contains(&sha256_hex(b"hellp")));
         assert!(message.contains("cargo xtask data fetch toy"));
+    }
+
+    #[test]
+    fn a_file_that_is_only_checked_is_held_to_the_same_as_one_that_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.bin");
+        let check = |content: &[u8]| {
+            std::fs::write(&path, content).unwrap();
+            verified_path(&one_file(b"hello"), "a.bin", dir.path())
+        };
+        assert_eq!(check(b"hello").unwrap(), path);
+        assert!(matches!(check(b"hell"), Err(Error::WrongLength { actual: 4, .. })));
+        assert!(matches!(check(b"hellp"), Err(Error::WrongHash { .. })));
     }
 }

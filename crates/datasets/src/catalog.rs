@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn the_sets_are_there_in_order() {
         let names: Vec<_> = catalog().names().collect();
-        assert_eq!(names, ["optdigits", "diabetes", "mnist-10k", "mfeat", "fashion-mnist"]);
+        assert_eq!(names, ["optdigits", "diabetes", "mnist-10k", "mfeat", "fashion-mnist", "smollm2", "moby-dick"]);
     }
 
     #[test]
@@ -139,7 +139,8 @@ mod tests {
         let message = catalog().set("imagenet").unwrap_err().to_string();
         assert_eq!(
             message,
-            "There is no data set `imagenet`. The known sets are: optdigits, diabetes, mnist-10k, mfeat, fashion-mnist."
+            "There is no data set `imagenet`. The known sets are: optdigits, diabetes, mnist-10k, mfeat, fashion-mnist, \
+             smollm2, moby-dick."
         );
     }
 

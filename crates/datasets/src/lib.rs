@@ -3,6 +3,8 @@
 //! # Map
 //!
 //! - [`optdigits`], [`mnist10k`], [`mfeat`], [`fashion`], [`diabetes`]: the sets
+//! - [`moby_dick`]: a text to model
+//! - [`smollm2`]: a small language model's file
 //! - [`Images`], [`Labeled`]: what they return
 //! - [`split`]: seeded, stratified parts
 //! - [`image`]: crop, resample, pool, rotate, shift, cut out
@@ -22,7 +24,9 @@ pub mod image;
 mod labeled;
 pub mod mfeat;
 pub mod mnist10k;
+pub mod moby_dick;
 pub mod optdigits;
+pub mod smollm2;
 pub mod split;
 pub mod stream;
 

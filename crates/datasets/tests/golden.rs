@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use datasets::mfeat::View;
-use datasets::{Images, cache, diabetes, domains, fashion, mfeat, mnist10k, optdigits};
+use datasets::{Images, cache, diabetes, domains, fashion, mfeat, mnist10k, moby_dick, optdigits, smollm2};
 use ndarray::s;
 
 /// Whether the set is in the cache; says so if not. `TESSERA_REQUIRE_DATA` (names with commas between, set by `cargo xtask test` for the
@@ -158,4 +158,36 @@ fn rotated_mnist_is_six_domains_of_different_digits() {
     }
     assert_eq!(domains, domains::rotated_mnist(7).unwrap());
     assert_ne!(domains[0], domains::rotated_mnist(8).unwrap()[0]);
+}
+
+#[test]
+fn moby_dick_is_its_chapters_with_a_paragraph_a_line() {
+    if !present(moby_dick::NAME) {
+        return;
+    }
+    let text = moby_dick::load().unwrap();
+    assert!(text.starts_with(
+        "CHAPTER 1. Loomings.\n\nCall me Ishmael. Some years ago—never mind how long precisely—having little"
+    ));
+    assert!(text.ends_with("rolled on as it rolled five thousand years ago.\n"));
+    assert_eq!(text.lines().filter(|l| l.starts_with("CHAPTER ")).count(), moby_dick::CHAPTERS);
+    let (train, held_out) = moby_dick::train_held_out(&text);
+    assert_eq!((train.chars().count(), held_out.chars().count()), MOBY_DICK_PARTS);
+}
+
+/// Counted in Python, by the rules that the loader states.
+const MOBY_DICK_PARTS: (usize, usize) = (1_070_581, 118_954);
+
+#[test]
+fn smollm2_is_checked_once_and_found_again() {
+    if !present(smollm2::NAME) {
+        return;
+    }
+    let start = Instant::now();
+    let path = smollm2::path().unwrap();
+    println!("SmolLM2's file was checked in {:?}.", start.elapsed());
+    assert_eq!(path.metadata().unwrap().len(), 98_362_432);
+    let start = Instant::now();
+    assert_eq!(smollm2::path_if_present().unwrap(), Some(path));
+    println!("Again in {:?}.", start.elapsed());
 }

@@ -1,6 +1,6 @@
 //! What happens when a set is missing or damaged.
 
-use datasets::{Error, fashion, mfeat, mnist10k};
+use datasets::{Error, fashion, mfeat, mnist10k, moby_dick, smollm2};
 
 #[test]
 fn a_missing_set_names_itself_the_folder_and_the_command() {
@@ -10,6 +10,8 @@ fn a_missing_set_names_itself_the_folder_and_the_command() {
         (mnist10k::load_from(&folder).unwrap_err(), "mnist-10k"),
         (mfeat::load_from(&folder).unwrap_err(), "mfeat"),
         (fashion::load_from(&folder).unwrap_err(), "fashion-mnist"),
+        (moby_dick::load_from(&folder).unwrap_err(), "moby-dick"),
+        (smollm2::path_in(&folder).unwrap_err(), "smollm2"),
     ] {
         assert!(matches!(error, Error::Missing { .. }), "{error:?}");
         let message = error.to_string();

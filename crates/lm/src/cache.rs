@@ -67,7 +67,6 @@ impl GrowingKv {
     pub fn new(layers: usize) -> Self {
         Self { layers: (0..layers).map(|_| None).collect() }
     }
-
 }
 
 impl Layer {

@@ -241,17 +241,14 @@ impl ModelConfig {
     /// [`Error::Config`] for a missing or malformed field, an unknown `model_type` or activation;
     /// [`Error::RopeScaling`] for a scaling that isn't built.
     pub fn from_hugging_face(json: &Value) -> Result<Self> {
-        let fields = Fields(
-            json.as_object().ok_or_else(|| Error::config("config.json", "a JSON object", json.to_string()))?,
-        );
+        let fields =
+            Fields(json.as_object().ok_or_else(|| Error::config("config.json", "a JSON object", json.to_string()))?);
         let model_type = fields.text("model_type")?;
-        let architecture =
-            Architecture::ALL.into_iter().find(|a| a.model_type() == model_type).ok_or_else(|| {
-                let known: Vec<&str> = Architecture::ALL.iter().map(|a| a.model_type()).collect();
-                Error::config("model_type", format!("one of {}", known.join(", ")), model_type)
-            })?;
-        let config =
-            if architecture == Architecture::Gpt2 { fields.gpt2()? } else { fields.llama(architecture)? };
+        let architecture = Architecture::ALL.into_iter().find(|a| a.model_type() == model_type).ok_or_else(|| {
+            let known: Vec<&str> = Architecture::ALL.iter().map(|a| a.model_type()).collect();
+            Error::config("model_type", format!("one of {}", known.join(", ")), model_type)
+        })?;
+        let config = if architecture == Architecture::Gpt2 { fields.gpt2()? } else { fields.llama(architecture)? };
         config.validate()?;
         Ok(config)
     }

@@ -165,7 +165,9 @@ pub enum Error {
         value: f64,
     },
     /// A loss that isn't finite.
-    #[error("The loss of step {step} is {value}: lower the learning rate or clip gradients. The weights are those before the step.")]
+    #[error(
+        "The loss of step {step} is {value}: lower the learning rate or clip gradients. The weights are those before the step."
+    )]
     NonFiniteLoss {
         /// Step of the training.
         step: u64,
@@ -238,7 +240,11 @@ impl Error {
     }
 
     /// An error of a plug, with the place where it sits.
-    pub fn plug(socket: &'static str, layer: usize, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn plug(
+        socket: &'static str,
+        layer: usize,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
         Self::Plug { socket, layer, source: source.into() }
     }
 }

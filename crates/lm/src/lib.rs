@@ -12,6 +12,8 @@ mod load;
 pub mod lora;
 pub mod model;
 pub mod moe;
+pub mod tokenizer;
 
 pub use error::{Error, Result};
+pub use load::gguf;
 pub use tensor;

@@ -329,7 +329,8 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
     let map = map.ok_or_else(|| bad("it has no object `weight_map`".to_owned()))?;
     let mut files = BTreeSet::new();
     for (name, file) in map {
-        let file = file.as_str().ok_or_else(|| bad(format!("the file of the tensor `{name}` isn't a string: {file}")))?;
+        let file =
+            file.as_str().ok_or_else(|| bad(format!("the file of the tensor `{name}` isn't a string: {file}")))?;
         // A name, not a path: a table can't lead out of its folder.
         if file.contains(['/', '\\']) || file == ".." || file.is_empty() {
             return Err(bad(format!("the tensor `{name}` lies in `{file}`, which isn't a file name")));

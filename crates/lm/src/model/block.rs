@@ -41,9 +41,16 @@ pub(crate) struct Block {
 #[derive(Debug)]
 enum FeedForward {
     /// `down(silu(gate x) ⊙ up x)`.
-    SwiGlu { gate: Box<dyn LinearLayer>, up: Box<dyn LinearLayer>, down: Box<dyn LinearLayer> },
+    SwiGlu {
+        gate: Box<dyn LinearLayer>,
+        up: Box<dyn LinearLayer>,
+        down: Box<dyn LinearLayer>,
+    },
     /// `down(gelu(up x))` with the tanh approximation.
-    Gelu { up: Box<dyn LinearLayer>, down: Box<dyn LinearLayer> },
+    Gelu {
+        up: Box<dyn LinearLayer>,
+        down: Box<dyn LinearLayer>,
+    },
     Experts(MoeLayer),
 }
 
@@ -210,7 +217,11 @@ impl Block {
         let (wanted, got) = ((slot.out_features(), slot.in_features()), (new.out_features(), new.in_features()));
         if wanted != got {
             let expected = format!("a map of {} to {} features", wanted.1, wanted.0);
-            return Err(Error::invalid(format!("{which:?} of layer {number}"), expected, format!("{} to {}", got.1, got.0)));
+            return Err(Error::invalid(
+                format!("{which:?} of layer {number}"),
+                expected,
+                format!("{} to {}", got.1, got.0),
+            ));
         }
         Ok(std::mem::replace(slot, new))
     }

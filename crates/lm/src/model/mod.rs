@@ -248,7 +248,9 @@ impl Model {
             None => Ok(()),
             Some(layer) => Err(Error::invalid(
                 "cache",
-                format!("none, because the router of layer {layer} looks at later tokens and can't decode step by step"),
+                format!(
+                    "none, because the router of layer {layer} looks at later tokens and can't decode step by step"
+                ),
                 "a cache",
             )),
         }
@@ -355,7 +357,8 @@ impl Model {
     /// The tensors of a checkpoint of this model by name, dense: packed weights are unpacked.
     pub(crate) fn tensors(&self) -> Result<std::collections::BTreeMap<String, Tensor>> {
         let mut out: std::collections::BTreeMap<_, _> = self.parameters().into_iter().collect();
-        let ends = [("model.embed_tokens".to_owned(), Some(&*self.embedding)), ("lm_head".to_owned(), self.head.as_deref())];
+        let ends =
+            [("model.embed_tokens".to_owned(), Some(&*self.embedding)), ("lm_head".to_owned(), self.head.as_deref())];
         let projections = self.blocks.iter().enumerate().flat_map(|(l, block)| {
             let name = move |p: Projection| format!("{}.{}", names::layer(l), p.name());
             Projection::ALL.into_iter().map(move |p| (name(p), block.linear(p)))
@@ -413,4 +416,3 @@ fn refuse_stop(pass: &Pass<'_, '_>) -> Result<()> {
         Some(site) => Err(Error::invalid("hooks", "without `stop_after`, because logits need all layers", site)),
     }
 }
-

@@ -34,7 +34,8 @@ impl RandomSource<'_> {
     /// GPT-2 starts what is added to the residual stream lower, so that its variance doesn't grow with depth.
     fn scale(&self, name: &str) -> f64 {
         let added = name.contains("o_proj") || name.contains("down_proj");
-        let depth = if self.config.architecture == Architecture::Gpt2 && added { 2.0 * self.config.layers as f64 } else { 1.0 };
+        let depth =
+            if self.config.architecture == Architecture::Gpt2 && added { 2.0 * self.config.layers as f64 } else { 1.0 };
         self.config.initializer_range / depth.sqrt()
     }
 }

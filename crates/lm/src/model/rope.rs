@@ -8,9 +8,7 @@ use tensor::tch::{Device, Kind, Tensor};
 /// Angular frequencies, `head_dim / 2` of them, for texts of up to `length` tokens.
 pub(crate) fn frequencies(rope: &Rope, head_dim: i64, context: i64, length: i64) -> Vec<f64> {
     let half = head_dim / 2;
-    let of_base = |base: f64| -> Vec<f64> {
-        (0..half).map(|i| base.powf(-2.0 * i as f64 / head_dim as f64)).collect()
-    };
+    let of_base = |base: f64| -> Vec<f64> { (0..half).map(|i| base.powf(-2.0 * i as f64 / head_dim as f64)).collect() };
     let plain = || of_base(rope.theta);
     match &rope.scaling {
         None => plain(),
@@ -97,12 +95,8 @@ mod tests {
 
     #[test]
     fn llama3_keeps_fast_and_divides_slow_frequencies() {
-        let scaling = RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_context: 8192,
-        };
+        let scaling =
+            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192 };
         let scaled = frequencies(&Rope { theta: 5e5, scaling: Some(scaling) }, 128, 131_072, 10);
         let plain = frequencies(&Rope { theta: 5e5, scaling: None }, 128, 131_072, 10);
         assert_eq!(scaled[0], plain[0]);

@@ -129,7 +129,9 @@ impl ExpertStore for ResidentExperts {
         let of = |(number, expert): (usize, &ExpertWeights)| {
             let names = ["w1", "w3", "w2"];
             let named = names.into_iter().zip(expert.tensors());
-            named.map(move |(name, t)| (format!("experts.{number}.{name}.weight"), t.shallow_clone())).collect::<Vec<_>>()
+            named
+                .map(move |(name, t)| (format!("experts.{number}.{name}.weight"), t.shallow_clone()))
+                .collect::<Vec<_>>()
         };
         self.experts.iter().enumerate().flat_map(of).collect()
     }

@@ -178,7 +178,11 @@ impl Plan {
             Ok(())
         })?;
         if let Some(missed) = demand.iter().find(|d| outputs[d.expert].is_none()) {
-            return Err(Error::invalid("ExpertStore::visit", "a visit of every demanded expert", format!("none of expert {}", missed.expert)));
+            return Err(Error::invalid(
+                "ExpertStore::visit",
+                "a visit of every demanded expert",
+                format!("none of expert {}", missed.expert),
+            ));
         }
         let outputs: Vec<Tensor> = outputs.into_iter().flatten().collect();
         let order = Tensor::from_slice(&self.order).f_to_device(device)?;
