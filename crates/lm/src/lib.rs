@@ -8,6 +8,7 @@ pub mod hooks;
 pub mod linear;
 pub mod model;
 pub mod moe;
+pub mod packed;
 
 pub use error::{Error, Result};
 pub use tensor;
