@@ -112,3 +112,41 @@ pub(crate) fn bytes_of(tensor: &Tensor) -> u64 {
 fn element_bytes(kind: Kind) -> usize {
     kind.elt_size_in_bytes()
 }
+
+/// The linear maps of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Projection {
+    /// Queries, `[heads · head_dim, width]`.
+    Q,
+    /// Keys, `[kv_heads · head_dim, width]`.
+    K,
+    /// Values, `[kv_heads · head_dim, width]`.
+    V,
+    /// Output of attention, `[width, heads · head_dim]`.
+    O,
+    /// Gate of the feed-forward, `[ffn, width]`; GPT-2 has none.
+    Gate,
+    /// First map of the feed-forward, `[ffn, width]`.
+    Up,
+    /// Second map of the feed-forward, `[width, ffn]`.
+    Down,
+}
+
+impl Projection {
+    /// All, in the order in which a layer uses them.
+    pub const ALL: [Self; 7] = [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
+
+    /// Its name within a layer, as Hugging Face has it for the Llama family.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q => "self_attn.q_proj",
+            Self::K => "self_attn.k_proj",
+            Self::V => "self_attn.v_proj",
+            Self::O => "self_attn.o_proj",
+            Self::Gate => "mlp.gate_proj",
+            Self::Up => "mlp.up_proj",
+            Self::Down => "mlp.down_proj",
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! The socket for experts' weights, and the default that keeps them all in memory.
 
-use crate::Result;
+use crate::{Error, Result};
 use std::fmt;
 use tensor::tch::Tensor;
 
@@ -50,4 +50,91 @@ pub trait ExpertStore: fmt::Debug + Send {
 
     /// Bytes in memory.
     fn bytes(&self) -> u64;
+}
+
+impl ExpertWeights {
+    /// `[n, width] → [n, width]`.
+    ///
+    /// # Errors
+    /// What libtorch reports.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let none = None::<Tensor>;
+        let hidden = x.f_linear(&self.gate, none.as_ref())?.f_silu()?.f_mul(&x.f_linear(&self.up, none.as_ref())?)?;
+        Ok(hidden.f_linear(&self.down, none)?)
+    }
+
+    fn tensors(&self) -> [&Tensor; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+}
+
+/// The default: the weights of a layer's experts, all in memory, visited in the order of the demand.
+#[derive(Debug)]
+pub struct ResidentExperts {
+    experts: Vec<ExpertWeights>,
+}
+
+impl ResidentExperts {
+    /// The experts of a layer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for weights that don't fit each other or those of the first expert; [`Error::InvalidArgument`] for
+    /// no expert.
+    pub fn new(experts: Vec<ExpertWeights>) -> Result<Self> {
+        let Some(first) = experts.first() else {
+            return Err(Error::invalid("experts", "at least one", 0));
+        };
+        let &[hidden, width] = first.gate.size().as_slice() else {
+            return Err(Error::shape("The gate of expert 0", "[hidden, width]", &first.gate));
+        };
+        for (number, expert) in experts.iter().enumerate() {
+            let shapes = [("gate", [hidden, width]), ("up", [hidden, width]), ("down", [width, hidden])];
+            for ((name, shape), tensor) in shapes.into_iter().zip(expert.tensors()) {
+                if tensor.size() != shape {
+                    return Err(Error::shape(format!("`{name}` of expert {number}"), format!("{shape:?}"), tensor));
+                }
+            }
+        }
+        Ok(Self { experts })
+    }
+
+    /// The weights of an expert.
+    pub fn get(&self, expert: usize) -> Option<&ExpertWeights> {
+        self.experts.get(expert)
+    }
+}
+
+impl ExpertStore for ResidentExperts {
+    fn experts(&self) -> usize {
+        self.experts.len()
+    }
+
+    fn visit(
+        &self,
+        layer: usize,
+        demand: &[Demand],
+        run: &mut dyn FnMut(usize, &ExpertWeights) -> Result<()>,
+    ) -> Result<()> {
+        for &Demand { expert, .. } in demand {
+            let weights = self.experts.get(expert).ok_or_else(|| {
+                let expected = format!("below the {} experts of layer {layer}", self.experts.len());
+                Error::invalid("expert", expected, expert)
+            })?;
+            run(expert, weights)?;
+        }
+        Ok(())
+    }
+
+    fn parameters(&self) -> Vec<(String, Tensor)> {
+        let of = |(number, expert): (usize, &ExpertWeights)| {
+            let names = ["w1", "w3", "w2"];
+            let named = names.into_iter().zip(expert.tensors());
+            named.map(move |(name, t)| (format!("experts.{number}.{name}.weight"), t.shallow_clone())).collect::<Vec<_>>()
+        };
+        self.experts.iter().enumerate().flat_map(of).collect()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.experts.iter().flat_map(ExpertWeights::tensors).map(crate::linear::bytes_of).sum()
+    }
 }

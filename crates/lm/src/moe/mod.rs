@@ -4,5 +4,6 @@ mod experts;
 mod layer;
 mod router;
 
-pub use experts::{Demand, ExpertStore, ExpertWeights};
-pub use router::{LoadStats, RouteContext, Router, Routing};
+pub use experts::{Demand, ExpertStore, ExpertWeights, ResidentExperts};
+pub use layer::{LayerRouting, MoeLayer};
+pub use router::{LoadStats, RouteContext, Router, Routing, SoftmaxRouter};

@@ -1,8 +1,9 @@
 //! The socket for routing, and the softmax router with its balance loss.
 
-use crate::Result;
+use crate::config::MoeConfig;
+use crate::{Error, Result};
 use std::fmt;
-use tensor::tch::Tensor;
+use tensor::tch::{Kind, Tensor};
 
 /// What a router learns about the tokens.
 #[derive(Debug)]
@@ -63,5 +64,107 @@ pub trait Router: fmt::Debug + Send {
     /// What can be trained, by name, sharing memory.
     fn parameters(&self) -> Vec<(String, Tensor)> {
         Vec::new()
+    }
+}
+
+impl Routing {
+    /// The routing of experts `[N, k]` (i64) with weights `[N, k]`: each token to its k experts.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the two differ in shape.
+    pub fn top_k(experts: &Tensor, weights: &Tensor) -> Result<Self> {
+        let &[tokens, k] = experts.size().as_slice() else {
+            return Err(Error::shape("The chosen experts", "[tokens, k]", experts));
+        };
+        if weights.size() != [tokens, k] {
+            return Err(Error::shape("The weights of the chosen experts", format!("[{tokens}, {k}]"), weights));
+        }
+        let token = Tensor::f_arange(tokens, (Kind::Int64, experts.device()))?;
+        Ok(Self {
+            token: token.f_repeat_interleave_self_int(k, 0, None)?,
+            expert: experts.f_reshape([-1])?,
+            weight: weights.f_reshape([-1])?,
+            logits: None,
+            losses: Vec::new(),
+        })
+    }
+}
+
+/// The default: a linear map, softmax, the k most probable experts; ties go to the lower number.
+///
+/// Losses (Switch Transformers and GShard; ST-MoE): balance `c E Σ_i f_i P_i`, where `f_i` is the share of assignments that
+/// expert `i` gets and `P_i` its mean probability (c if all are equal, at most `c E / k`), and `c_z` times the mean of
+/// `logsumexp²`. All in f32.
+#[derive(Debug)]
+pub struct SoftmaxRouter {
+    /// `[experts, width]`.
+    weight: Tensor,
+    config: MoeConfig,
+}
+
+impl SoftmaxRouter {
+    /// A router with the weight `[experts, width]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a weight of another number of experts.
+    pub fn new(weight: Tensor, config: &MoeConfig) -> Result<Self> {
+        if weight.dim() != 2 || weight.size()[0] != config.experts as i64 {
+            return Err(Error::shape("The router's weight", format!("[{}, width]", config.experts), &weight));
+        }
+        Ok(Self { weight, config: config.clone() })
+    }
+
+    /// `probabilities` `[N, E]`, `chosen` `[N, k]`.
+    fn balance(&self, probabilities: &Tensor, chosen: &Tensor, real: Option<&Tensor>) -> Result<Tensor> {
+        let experts = self.config.experts as i64;
+        let (probabilities, chosen) = match real {
+            None => (probabilities.shallow_clone(), chosen.shallow_clone()),
+            Some(real) => {
+                let rows = real.f_nonzero()?.f_reshape([-1])?;
+                (probabilities.f_index_select(0, &rows)?, chosen.f_index_select(0, &rows)?)
+            }
+        };
+        let counts = chosen.f_reshape([-1])?.f_bincount(None::<Tensor>, experts)?.f_to_kind(Kind::Float)?;
+        let share = &counts / (chosen.numel() as f64); // (e)
+        let mean = probabilities.f_mean_dim([0i64].as_slice(), false, Kind::Float)?; // (e)
+        Ok(share.f_mul(&mean)?.f_sum(Kind::Float)?.f_mul_scalar(self.config.balance * experts as f64)?)
+    }
+}
+
+impl Router for SoftmaxRouter {
+    fn experts(&self) -> usize {
+        self.config.experts
+    }
+
+    fn route(&self, x: &Tensor, context: &RouteContext<'_>) -> Result<Routing> {
+        let logits = x.f_to_kind(Kind::Float)?.f_linear(&self.weight.f_to_kind(Kind::Float)?, None::<Tensor>)?; // (n, e)
+        let probabilities = logits.f_softmax(-1, Kind::Float)?;
+        let (sorted, order) = probabilities.f_sort_stable(true, -1, true)?;
+        let k = self.config.top_k as i64;
+        let (weights, chosen) = (sorted.f_narrow(1, 0, k)?, order.f_narrow(1, 0, k)?); // (n, k)
+        let weights = if self.config.renormalize {
+            let sum = weights.f_sum_dim_intlist([1i64].as_slice(), true, Kind::Float)?;
+            weights.f_div(&sum)?
+        } else {
+            weights
+        };
+        let mut routing = Routing::top_k(&chosen, &weights)?;
+        if context.training {
+            routing.losses.push(("balance", self.balance(&probabilities, &chosen, context.real)?));
+            if self.config.z_loss > 0.0 {
+                let squares = logits.f_logsumexp([1i64].as_slice(), false)?.f_square()?;
+                let squares = match context.real {
+                    None => squares,
+                    Some(real) => squares.f_masked_select(real)?,
+                };
+                routing.losses.push(("z", squares.f_mean(Kind::Float)?.f_mul_scalar(self.config.z_loss)?));
+            }
+        }
+        routing.logits = Some(logits);
+        Ok(routing)
+    }
+
+    fn parameters(&self) -> Vec<(String, Tensor)> {
+        vec![("gate.weight".to_owned(), self.weight.shallow_clone())]
     }
 }

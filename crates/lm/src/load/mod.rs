@@ -1,0 +1,3 @@
+//! Checkpoints on disk.
+
+mod hugging_face;

@@ -1,0 +1,32 @@
+//! Tiny random models for tests.
+#![allow(dead_code)] // each test file uses some
+
+use lm::config::ModelConfig;
+use lm::model::Model;
+use lm::tensor::Seed;
+use lm::tensor::tch::{Device, Kind, Tensor};
+
+/// Two layers, four heads on two key heads, 40 tokens, 64 positions; weights large enough that attention isn't flat.
+pub fn tiny() -> ModelConfig {
+    ModelConfig { context: 64, initializer_range: 0.3, ..ModelConfig::llama(40, 16, 2, 4, 2, 24) }
+}
+
+/// In f64, so that ties and rounding don't decide.
+pub fn model(config: &ModelConfig) -> Model {
+    Model::random(config, Seed::new(1), Kind::Double, Device::Cpu).unwrap()
+}
+
+/// A batch of one text.
+pub fn ids(text: &[u32]) -> Tensor {
+    let text: Vec<i64> = text.iter().map(|&id| id.into()).collect();
+    Tensor::from_slice(&text).view([1, -1])
+}
+
+/// Largest absolute difference.
+pub fn difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.size(), b.size());
+    if a.numel() == 0 {
+        return 0.0;
+    }
+    (a.to_kind(Kind::Double) - b.to_kind(Kind::Double)).abs().max().double_value(&[])
+}
