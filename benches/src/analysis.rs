@@ -123,6 +123,8 @@ pub struct ArmResult {
     /// Paired difference to the first arm (as it is, not turned) of every metric with one number a run. Metrics that
     /// are measured by samples have ratios instead, between the arms of a claim only: others needn't be comparable.
     pub differences: BTreeMap<String, Estimate>,
+    /// Points of every curve: x, and the mean of y over seeds.
+    pub curves: BTreeMap<String, Vec<(f64, Estimate)>>,
     /// Mean wall time of a run, seconds.
     pub wall_s: f64,
     /// Mean processor time of a run, seconds.
@@ -251,7 +253,9 @@ fn arm_result(spec: &Spec, name: &str, records: &[&Record], first: &[&Record]) -
             differences.insert(metric.name.clone(), estimate);
         }
     }
+    let curves = spec.curves.iter().map(|curve| (curve.name.clone(), curve_points(&curve.name, &good)));
     ArmResult {
+        curves: curves.filter(|(_, points)| !points.is_empty()).collect(),
         name: name.to_owned(),
         seeds: good.len(),
         metrics,
@@ -261,6 +265,18 @@ fn arm_result(spec: &Spec, name: &str, records: &[&Record], first: &[&Record]) -
         peak_mib: good.iter().map(|r| r.cost.peak_mib).fold(0.0, f64::max),
         errors: records.iter().filter_map(|r| r.error.clone()).collect(),
     }
+}
+
+/// Means of the points that share their x, in the order of x.
+fn curve_points(curve: &str, records: &[&&Record]) -> Vec<(f64, Estimate)> {
+    let mut points: Vec<(f64, f64)> = records.iter().filter_map(|r| r.curves.get(curve)).flatten().copied().collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let groups = points.chunk_by(|a, b| a.0 == b.0);
+    let mean = |group: &[(f64, f64)]| {
+        let values: Vec<f64> = group.iter().map(|p| p.1).collect();
+        Some((group.first()?.0, estimate_mean(&values)?))
+    };
+    groups.filter_map(mean).collect()
 }
 
 fn estimate_mean(values: &[f64]) -> Option<Estimate> {

@@ -50,12 +50,19 @@ pub struct Outcome {
     pub metrics: BTreeMap<String, f64>,
     /// Repeated measurements a metric, for ratios of medians.
     pub samples: BTreeMap<String, Vec<f64>>,
+    /// Points (x, y) of each curve, in the order of x.
+    pub curves: BTreeMap<String, Vec<(f64, f64)>>,
 }
 
 impl Outcome {
     /// Adds a metric.
     pub fn set(&mut self, name: &str, value: f64) {
         self.metrics.insert(name.into(), value);
+    }
+
+    /// Adds a point to a curve. Points of several seeds with the same x become one with an interval.
+    pub fn point(&mut self, curve: &str, x: f64, y: f64) {
+        self.curves.entry(curve.into()).or_default().push((x, y));
     }
 }
 

@@ -13,6 +13,7 @@ pub mod analysis;
 pub mod cli;
 pub mod experiment;
 pub mod experiments;
+mod peer;
 pub mod record;
 
 pub mod report;

@@ -92,6 +92,9 @@ pub struct Record {
     /// Repeated measurements.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub samples: BTreeMap<String, Vec<f64>>,
+    /// Points (x, y) of curves.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub curves: BTreeMap<String, Vec<(f64, f64)>>,
     /// Cost of the run.
     pub cost: Cost,
     /// The message, if the run failed.
@@ -125,6 +128,7 @@ impl Record {
             mode,
             metrics: outcome.metrics,
             samples: outcome.samples,
+            curves: outcome.curves,
             cost,
             error,
             finished: now(),
@@ -141,7 +145,9 @@ impl Record {
 fn finite(outcome: Outcome) -> Result<Outcome> {
     let metrics = outcome.metrics.iter().map(|(name, value)| (name, *value));
     let samples = outcome.samples.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, *value)));
-    match metrics.chain(samples).find(|(_, value)| !value.is_finite()) {
+    let points = outcome.curves.iter().flat_map(|(name, at)| at.iter().flat_map(move |&(x, y)| [(name, x), (name, y)]));
+    let bad = metrics.chain(samples).chain(points).find(|(_, value)| !value.is_finite());
+    match bad.map(|(name, value)| (name.clone(), value)) {
         Some((name, value)) => bail!("The metric \"{name}\" became {value}, and a finite number was expected."),
         None => Ok(outcome),
     }

@@ -146,6 +146,31 @@ impl Claim {
     }
 }
 
+/// A curve that an experiment draws, one line an arm: a loss over steps, a scaling, a frontier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// Key in the results.
+    pub name: String,
+    /// What it shows, in a few words.
+    pub title: String,
+    /// Words and unit of the horizontal axis.
+    pub x: String,
+    /// Words and unit of the vertical axis.
+    pub y: String,
+    /// Whether the axes are logarithmic.
+    pub logarithmic: (bool, bool),
+    /// Decimals of y in tables.
+    pub decimals: usize,
+}
+
+impl Curve {
+    /// A curve over plain axes.
+    pub fn new(name: &str, title: &str, x: &str, y: &str, decimals: usize) -> Self {
+        let logarithmic = (false, false);
+        Self { name: name.into(), title: title.into(), x: x.into(), y: y.into(), logarithmic, decimals }
+    }
+}
+
 /// Whether an experiment belongs to what `bench` runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -181,6 +206,9 @@ pub struct Spec {
     pub arms: Vec<Arm>,
     /// The claims.
     pub claims: Vec<Claim>,
+    /// Its curves, for which runs report points.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curves: Vec<Curve>,
     /// Seeds for `--quick` and `--full`.
     pub seeds: (u64, u64),
     /// Fewest seeds for which a verdict is given.

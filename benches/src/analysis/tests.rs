@@ -63,6 +63,7 @@ fn experiment(direction: Direction, test: Test) -> Experiment {
         metrics: vec![Metric::new("m", "m", "", direction, 2)],
         arms: vec![Arm::new("b", "b", Role::Baseline, ""), Arm::new("a", "a", Role::Method, "")],
         claims: vec![claim],
+        curves: vec![],
         seeds: (2, 2),
         seeds_for_verdict: 2,
         threads: 1,

@@ -77,6 +77,7 @@ fn spec(krate: &str, name: &str, title: &str) -> Spec {
                 Test::Descriptive,
             ),
         ],
+        curves: vec![],
         seeds: (2, 20),
         seeds_for_verdict: 10,
         seconds_per_seed: (2.0, 2.0),
@@ -117,6 +118,7 @@ fn timing(krate: &str, name: &str) -> Spec {
                 Test::SpeedupAtLeast(1.0),
             ),
         ],
+        curves: vec![],
         seeds: (1, 1),
         threads: 0,
         ..spec(krate, name, "")

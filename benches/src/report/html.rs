@@ -2,6 +2,7 @@
 
 use super::figures::{self, class};
 use super::format::{DASH, date, mean, mebibytes, seconds};
+use super::line;
 use super::plot;
 use super::view::{self, ClaimRow};
 use crate::analysis::{Analysis, ClaimResult, ExperimentResult, Verdict};
@@ -239,6 +240,13 @@ fn figures(out: &mut String, experiment: &ExperimentResult, anchor: &str) {
         let svg = plot::svg(&figure.plot);
         if !svg.is_empty() {
             let caption = escape(&figure.caption);
+            let _ = writeln!(out, "<figure>{svg}<figcaption>{caption}</figcaption></figure>");
+        }
+    }
+    for (i, curve) in experiment.spec.curves.iter().enumerate() {
+        let svg = line::svg(&line::of(experiment, curve, &format!("{anchor}-curve{i}")));
+        if !svg.is_empty() {
+            let caption = escape(&line::caption(curve));
             let _ = writeln!(out, "<figure>{svg}<figcaption>{caption}</figcaption></figure>");
         }
     }

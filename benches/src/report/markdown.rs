@@ -1,8 +1,10 @@
 //! The report as GitHub Markdown, for `docs/results/README.md`.
 
-use super::format::{DASH, date, mean, mebibytes, seconds};
+use super::format::{DASH, date, exact, mean, mebibytes, seconds};
+use super::line;
 use super::view;
 use crate::analysis::{Analysis, ExperimentResult};
+use crate::spec::Curve;
 use std::fmt::Write as _;
 
 /// The whole document.
@@ -86,6 +88,29 @@ fn section(out: &mut String, experiment: &ExperimentResult) {
     if !experiment.arms.is_empty() {
         arms(out, experiment);
     }
+    for curve in &spec.curves {
+        points(out, experiment, curve);
+    }
+}
+
+/// A table of a curve: some of its points, arms as columns.
+fn points(out: &mut String, experiment: &ExperimentResult, curve: &Curve) {
+    let lines = line::of(experiment, curve, "");
+    if lines.lines.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{}: {} by {}\n", escape(&curve.title), escape(&curve.y), escape(&curve.x));
+    let mut header = vec![escape(&curve.x)];
+    header.extend(lines.lines.iter().map(|line| escape(&line.label)));
+    let right: Vec<usize> = (0..header.len()).collect();
+    let rows = line::some_x(&lines).into_iter().map(|x| {
+        let cell = |line: &line::Line| {
+            let found = line.points.iter().find(|(at, _)| *at == x);
+            found.map_or_else(|| DASH.to_owned(), |(_, y)| mean(Some(y), curve.decimals))
+        };
+        std::iter::once(exact(x)).chain(lines.lines.iter().map(cell)).collect()
+    });
+    table(out, &header, &right, rows);
 }
 
 fn arms(out: &mut String, experiment: &ExperimentResult) {

@@ -7,6 +7,7 @@
 mod figures;
 mod format;
 mod html;
+mod line;
 mod markdown;
 mod plot;
 mod terminal;

@@ -162,7 +162,7 @@ fn shortened(label: &str, most: usize) -> String {
 }
 
 /// From values to positions.
-struct Axis {
+pub(super) struct Axis {
     low: f64,
     high: f64,
     logarithmic: bool,
@@ -181,10 +181,21 @@ impl Axis {
         }
         let low = values.iter().copied().fold(f64::INFINITY, f64::min);
         let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if plot.logarithmic && low > 1e-9 && high / low >= 10.0 {
-            let room = (high / low).powf(0.06);
+        Self::spanning(&values, plot.logarithmic && low > 1e-9 && high / low >= 10.0)
+    }
+
+    /// From the smallest to the largest value, with some room; nothing when there is no value, the range overflows, or a
+    /// logarithmic axis would need the logarithm of what isn't positive.
+    pub(super) fn spanning(values: &[f64], logarithmic: bool) -> Option<Self> {
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if values.is_empty() || (logarithmic && low <= 0.0) {
+            return None;
+        }
+        if logarithmic {
+            let room = (high / low).powf(0.06).max(1.05);
             let (low, high) = (low / room, high * room);
-            return high.is_finite().then_some(Self { low, high, logarithmic: true });
+            return (low > 0.0 && high.is_finite()).then_some(Self { low, high, logarithmic: true });
         }
         let room = if high > low { (high - low) * 0.06 } else { (high.abs() * 0.05).max(1e-3) };
         let (low, high) = (low - room, high + room);
@@ -192,7 +203,7 @@ impl Axis {
     }
 
     /// Percent from the left.
-    fn position(&self, value: f64) -> f64 {
+    pub(super) fn position(&self, value: f64) -> f64 {
         let part = if self.logarithmic {
             (value / self.low).ln() / (self.high / self.low).ln()
         } else {
@@ -202,7 +213,7 @@ impl Axis {
     }
 
     /// Round values between the ends, with their words.
-    fn ticks(&self) -> Vec<(f64, String)> {
+    pub(super) fn ticks(&self) -> Vec<(f64, String)> {
         if !self.logarithmic {
             let (ticks, decimals) = ticks(self.low, self.high);
             return ticks.into_iter().map(|tick| (tick, tick_text(tick, decimals))).collect();

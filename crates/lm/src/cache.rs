@@ -122,8 +122,12 @@ impl KvStore for GrowingKv {
     }
 
     fn truncate(&mut self, len: i64) -> Result<()> {
+        if len <= 0 {
+            // An empty store takes batches of any size.
+            self.layers.iter_mut().for_each(|layer| *layer = None);
+        }
         for layer in self.layers.iter_mut().flatten() {
-            layer.len = layer.len.min(len.max(0));
+            layer.len = layer.len.min(len);
         }
         Ok(())
     }

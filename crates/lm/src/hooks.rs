@@ -10,7 +10,7 @@ use std::fmt;
 use tensor::tch::Tensor;
 
 /// A place in the decoder, with the number of its layer from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Site {
     /// The residual stream that enters the layer.
@@ -43,6 +43,20 @@ impl Site {
         }
     }
 
+    /// Its place in the order of a pass.
+    fn depth(self) -> (usize, u8) {
+        let within = match self {
+            Self::ResidPre(_) => 0,
+            Self::AttnNormOut(_) => 1,
+            Self::AttnOut(_) => 2,
+            Self::ResidMid(_) => 3,
+            Self::MlpNormOut(_) => 4,
+            Self::MlpOut(_) => 5,
+            Self::ResidPost(_) => 6,
+        };
+        (self.layer(), within)
+    }
+
     /// # Errors
     /// [`Error::LayerOutOfRange`] if a model of so many layers doesn't have it.
     pub fn check(self, layers: usize) -> Result<()> {
@@ -50,9 +64,53 @@ impl Site {
     }
 }
 
+impl Ord for Site {
+    /// In the order of a pass.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.depth().cmp(&other.depth())
+    }
+}
+
+impl PartialOrd for Site {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// `resid_post.7`, as the names in files have it.
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
+        let name = match self {
+            Self::ResidPre(_) => "resid_pre",
+            Self::AttnNormOut(_) => "attn_norm_out",
+            Self::AttnOut(_) => "attn_out",
+            Self::ResidMid(_) => "resid_mid",
+            Self::MlpNormOut(_) => "mlp_norm_out",
+            Self::MlpOut(_) => "mlp_out",
+            Self::ResidPost(_) => "resid_post",
+        };
+        write!(f, "{name}.{}", self.layer())
+    }
+}
+
+impl std::str::FromStr for Site {
+    type Err = Error;
+
+    /// Reads what [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || Error::invalid("site", "a name and a layer, as in `resid_post.7`", format!("`{text}`"));
+        let (name, layer) = text.rsplit_once('.').ok_or_else(bad)?;
+        let layer = layer.parse().map_err(|_| bad())?;
+        Ok(match name {
+            "resid_pre" => Self::ResidPre(layer),
+            "attn_norm_out" => Self::AttnNormOut(layer),
+            "attn_out" => Self::AttnOut(layer),
+            "resid_mid" => Self::ResidMid(layer),
+            "mlp_norm_out" => Self::MlpNormOut(layer),
+            "mlp_out" => Self::MlpOut(layer),
+            "resid_post" => Self::ResidPost(layer),
+            _ => return Err(bad()),
+        })
     }
 }
 

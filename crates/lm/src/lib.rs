@@ -1,9 +1,11 @@
 //! A decoder language model over libtorch that loads real checkpoints, with sockets for research.
 
+pub mod activations;
 pub mod attention;
 pub mod cache;
 pub mod config;
 mod error;
+pub mod generate;
 pub mod hooks;
 pub mod linear;
 mod load;

@@ -107,6 +107,7 @@ pub(super) fn experiment() -> Experiment {
                     Test::RatioAtMost(2.15),
                 ),
             ],
+            curves: vec![],
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,

@@ -5,7 +5,6 @@ mod cost;
 mod domains;
 mod iam;
 mod nets;
-mod peer;
 mod peers;
 mod s_adam;
 mod search;

@@ -2,8 +2,8 @@
 //! with ours.
 
 use super::nets::{LARGE, Model, Net, SMALL};
-use super::peer::{Peer, same_work};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
+use crate::peer::{Peer, same_work};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::Result;
@@ -89,6 +89,7 @@ pub(super) fn experiment() -> Experiment {
                     Test::SpeedupAtLeast(1.0),
                 ),
             ],
+            curves: vec![],
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,

@@ -147,15 +147,22 @@ impl Take {
     fn cut(self, stored: &Tensor, shape: &[i64]) -> Result<Tensor> {
         Ok(match self {
             Self::Whole => stored.shallow_clone(),
-            Self::Transposed => stored.f_transpose(0, 1)?.f_contiguous()?,
+            Self::Transposed => fresh(&stored.f_transpose(0, 1)?)?,
             Self::Third(part) => {
                 let cut = stored.f_narrow(-1, part * shape[0], shape[0])?;
                 // A narrow view would keep all three in memory.
                 let cut = if cut.dim() == 2 { cut.f_transpose(0, 1)? } else { cut };
-                cut.f_alias_copy()?
+                fresh(&cut)?
             }
         })
     }
+}
+
+/// A copy in memory of its own: a view would keep the whole tensor of the file.
+fn fresh(view: &Tensor) -> Result<Tensor> {
+    let mut copy = Tensor::f_empty(view.size(), (view.kind(), view.device()))?;
+    copy.f_copy_(view)?;
+    Ok(copy)
 }
 
 /// A family's names in files.

@@ -263,6 +263,7 @@ pub(super) fn describe(
             metrics: metrics(protocol.held_out),
             arms: arms(protocol),
             claims: claims(),
+            curves: vec![],
             seeds,
             seeds_for_verdict: 5,
             threads: 1,

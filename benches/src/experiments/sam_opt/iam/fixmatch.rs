@@ -168,6 +168,7 @@ pub(super) fn experiment() -> Experiment {
                     Test::Superior(0.0),
                 ),
             ],
+            curves: vec![],
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,

@@ -48,6 +48,7 @@ pub(super) fn experiment() -> Experiment {
                 parity("iam-d-as-sam", "IAM-D is within 0.3 points of SAM.", "iam-d", "sam"),
                 parity("asam-as-sam", "ASAM is within 0.3 points of SAM.", "asam", "sam"),
             ],
+            curves: vec![],
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,

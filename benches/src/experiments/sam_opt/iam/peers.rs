@@ -1,8 +1,8 @@
 //! The Python peer of IAM: the same steps with `torch.func.functional_call` on PyTorch, interleaved with ours.
 
 use super::super::nets::{LARGE, Model, Net, SMALL, wave};
-use super::super::peer::{Peer, same_work};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
+use crate::peer::{Peer, same_work};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::Result;
@@ -62,6 +62,7 @@ pub(super) fn experiment() -> Experiment {
             ],
             arms,
             claims,
+            curves: vec![],
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,

@@ -100,6 +100,7 @@ pub(super) fn experiment() -> Experiment {
                 ),
                 against("trace", "S ranks gaps better than the trace of the Hessian.", "ours", "trace", Test::Superior(0.0)),
             ],
+            curves: vec![],
             seeds: (1, 5),
             seeds_for_verdict: 5,
             threads: 1,

@@ -90,6 +90,7 @@ pub(super) fn experiment() -> Experiment {
             metrics: vec![Metric::new(METRIC, "time of a step", "ms", Direction::Lower, 3)],
             arms: arms.collect(),
             claims,
+            curves: vec![],
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,

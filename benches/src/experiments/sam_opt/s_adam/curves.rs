@@ -327,6 +327,7 @@ fn experiment(curve: &'static Curve, title: &str, text: &str, kind: Kind, second
             metrics: metrics(curve),
             arms: arms(curve),
             claims: claims(curve),
+            curves: vec![],
             seeds: (2, 10),
             seeds_for_verdict: 5,
             threads: 1,

@@ -307,6 +307,7 @@ pub(super) fn experiment() -> Experiment {
                     ("kink", "s-adam"),
                 ),
             ],
+            curves: vec![],
             seeds: (2, 10),
             seeds_for_verdict: 5,
             threads: 1,

@@ -1,9 +1,9 @@
 //! The Python peer of S-Adam: PyTorch's AdamW with the published probe loop, in a process of its own.
 
 use super::super::nets::{LARGE, Model, Net};
-use super::super::peer::{Peer, same_work};
 use super::cost::{DIGITS, MILLION};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
+use crate::peer::{Peer, same_work};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave};
 use anyhow::Result;
@@ -69,6 +69,7 @@ pub(super) fn experiment() -> Experiment {
             ],
             arms,
             claims,
+            curves: vec![],
             seeds: (1, 1),
             seeds_for_verdict: 1,
             threads: 0,

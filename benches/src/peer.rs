@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 const TOLERANCE: f64 = 1e-3;
 
 /// The peer's process: each line to it asks, each line from it answers.
-pub(super) struct Peer {
+pub(crate) struct Peer {
     child: Child,
     ask: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -18,12 +18,12 @@ pub(super) struct Peer {
 
 impl Peer {
     /// Starts a script on PyTorch in the peers' Python with the run's number of threads.
-    pub(super) fn start(context: &Context, script: &str) -> Result<Self> {
+    pub(crate) fn start(context: &Context, script: &str) -> Result<Self> {
         Self::start_version(context, script, "2.11.0")
     }
 
     /// Starts a script in the peers' Python; it must answer with this version of what it runs on.
-    pub(super) fn start_version(context: &Context, script: &str, version: &str) -> Result<Self> {
+    pub(crate) fn start_version(context: &Context, script: &str, version: &str) -> Result<Self> {
         let python = context.peer_python.as_deref().context(
             "the peers' Python isn't known: use `cargo xtask bench --peers`, which makes its virtual environment",
         )?;
@@ -54,7 +54,7 @@ impl Peer {
     }
 
     /// The number that it answers to `task net steps`.
-    pub(super) fn number(&mut self, task: &str, net: &str, steps: usize) -> Result<f64> {
+    pub(crate) fn number(&mut self, task: &str, net: &str, steps: usize) -> Result<f64> {
         writeln!(self.ask, "{task} {net} {steps}")?;
         let line = self.line()?;
         line.parse().with_context(|| format!("the peer answered \"{line}\" instead of a number"))
@@ -70,7 +70,7 @@ impl Drop for Peer {
 }
 
 /// Refuses a comparison of two sides that don't train alike.
-pub(super) fn same_work(net: &str, steps: usize, ours: f64, theirs: f64) -> Result<()> {
+pub(crate) fn same_work(net: &str, steps: usize, ours: f64, theirs: f64) -> Result<()> {
     let relative = (ours - theirs).abs() / theirs.abs();
     // NaN is no agreement.
     if relative.is_nan() || relative > TOLERANCE {
