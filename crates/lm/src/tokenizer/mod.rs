@@ -4,6 +4,7 @@ mod gguf;
 mod hugging_face;
 mod stream;
 
+pub(crate) use hugging_face::token_text;
 pub use stream::DecodeStream;
 
 use crate::{Error, Result};
