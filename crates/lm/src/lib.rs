@@ -12,6 +12,7 @@ mod load;
 pub mod lora;
 pub mod model;
 pub mod moe;
+pub mod packed;
 pub mod template;
 pub mod tokenizer;
 

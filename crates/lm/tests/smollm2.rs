@@ -1,7 +1,6 @@
 //! The reference checkpoint: its configuration, its tokens, its logits, by the specification's golden values.
 
-#[path = "common/cached.rs"]
-mod cached;
+mod common;
 
 use lm::config::{Architecture, Rope};
 use lm::gguf::{Gguf, Weights};
@@ -13,7 +12,7 @@ const SENTENCE: &str = "The Eiffel Tower is a wrought-iron lattice tower on the 
     engineer Gustave Eiffel, whose company designed and built the tower from 1887 to 1889.";
 
 fn open() -> Option<Gguf> {
-    cached::smollm2().map(|path| Gguf::open(&path).unwrap())
+    common::smollm2().map(|path| Gguf::open(&path).unwrap())
 }
 
 fn tokenizer() -> Option<Tokenizer> {

@@ -5,6 +5,7 @@ use lm::config::ModelConfig;
 use lm::model::Model;
 use lm::tensor::Seed;
 use lm::tensor::tch::{Device, Kind, Tensor};
+use std::path::PathBuf;
 
 /// Two layers, four heads on two key heads, 40 tokens, 64 positions; weights large enough that attention isn't flat.
 pub fn tiny() -> ModelConfig {
@@ -29,4 +30,20 @@ pub fn difference(a: &Tensor, b: &Tensor) -> f64 {
         return 0.0;
     }
     (a.to_kind(Kind::Double) - b.to_kind(Kind::Double)).abs().max().double_value(&[])
+}
+
+/// SmolLM2's file, if it is in the cache; says so if not. `TESSERA_REQUIRE_DATA` (names with commas between, set by
+/// `cargo xtask test` for the sets that it has fetched) makes a missing set a failure.
+pub fn smollm2() -> Option<PathBuf> {
+    let name = datasets::smollm2::NAME;
+    let path = datasets::smollm2::path_if_present().expect("the file is whole");
+    let required = std::env::var("TESSERA_REQUIRE_DATA").unwrap_or_default();
+    assert!(
+        path.is_some() || !required.split(',').any(|r| r == name),
+        "the data set `{name}` is required, but it isn't in the cache"
+    );
+    if path.is_none() {
+        eprintln!("skipped: the data set `{name}` isn't in the cache (cargo xtask data fetch {name})");
+    }
+    path
 }
