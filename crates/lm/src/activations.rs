@@ -149,8 +149,7 @@ fn pool(x: &Tensor, tokens: &TokenInfo<'_>, pooling: Pooling) -> Result<Tensor> 
                 counts = counts.f_logical_and(real)?;
             }
             let counts = counts.f_to_kind(Kind::Float)?.f_unsqueeze(-1)?; // (b, t, 1)
-            let sum =
-                x.f_to_kind(Kind::Float)?.f_mul(&counts)?.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Float)?;
+            let sum = x.f_to_kind(Kind::Float)?.f_mul(&counts)?.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Float)?;
             Ok(sum.f_div(&counts.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Float)?)?)
         }
     }
@@ -182,8 +181,7 @@ impl ActivationStore {
         let model = state.meta.get("model").and_then(|m| m.as_str());
         let model = model.ok_or_else(|| bad("it has no `model` in its metadata: it holds no activations"))?.to_owned();
         let pooling = state.meta.get("pooling").cloned().unwrap_or_default();
-        let pooling =
-            serde_json::from_value(pooling).map_err(|source| Error::Json { path: path.to_owned(), source })?;
+        let pooling = serde_json::from_value(pooling).map_err(|source| Error::Json { path: path.to_owned(), source })?;
         let mut sites = BTreeMap::new();
         for (name, tensor) in state.tensors {
             sites.insert(name.parse()?, tensor);

@@ -63,15 +63,7 @@ fn a_padded_batch_decodes_as_its_rows_do() {
 fn decoding_step_by_step_with_hooks_is_one_pass_with_the_same_hooks() {
     let model = model(&tiny());
     let text = ids(&[3, 4, 5, 6, 7, 8]);
-    for site in [
-        Site::ResidPre(1),
-        Site::AttnNormOut(0),
-        Site::AttnOut(1),
-        Site::ResidMid(0),
-        Site::MlpNormOut(1),
-        Site::MlpOut(0),
-        Site::ResidPost(0),
-    ] {
+    for site in [Site::ResidPre(1), Site::AttnNormOut(0), Site::AttnOut(1), Site::ResidMid(0), Site::MlpNormOut(1), Site::MlpOut(0), Site::ResidPost(0)] {
         let mut hook = shift(0.7);
         let mut hooks = Hooks::new().on(&[site], &mut hook);
         let full = model.logits(&text, &mut Pass { hooks: Some(&mut hooks), ..Pass::default() }).unwrap();
@@ -114,7 +106,8 @@ fn hooks_learn_positions_padding_and_the_length_of_the_prompt() {
     };
     let mut hooks = Hooks::new().on(&[Site::ResidPost(0)], &mut reader);
     let mut cache = model.new_cache();
-    let mut pass = Pass { cache: Some(&mut cache), real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() };
+    let mut pass =
+        Pass { cache: Some(&mut cache), real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() };
     model.hidden(&batch, &mut pass).unwrap();
     let next = Tensor::from_slice(&[7i64, 8]).view([2, 1]);
     model.hidden(&next, &mut Pass { cache: Some(&mut cache), hooks: Some(&mut hooks), ..Pass::default() }).unwrap();

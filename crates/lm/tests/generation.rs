@@ -4,9 +4,7 @@ mod common;
 
 use common::{ids, model, tiny};
 use lm::Error;
-use lm::generate::{
-    Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, StopReason, generate, generate_with, left_pad,
-};
+use lm::generate::{Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, StopReason, generate, generate_with, left_pad};
 use lm::model::Pass;
 use lm::tensor::tch::Tensor;
 use std::ops::ControlFlow;
@@ -69,8 +67,7 @@ fn no_ngram_comes_twice_where_that_is_asked() {
     let model = model(&tiny());
     let config = GenerateConfig { no_repeat_ngram: Some(2), ..greedy(40) };
     let text = &generate(&model, &[vec![3]], &config).unwrap()[0].tokens;
-    let mut pairs: Vec<_> =
-        std::iter::once(3).chain(text.iter().copied()).collect::<Vec<u32>>().windows(2).map(<[u32]>::to_vec).collect();
+    let mut pairs: Vec<_> = std::iter::once(3).chain(text.iter().copied()).collect::<Vec<u32>>().windows(2).map(<[u32]>::to_vec).collect();
     let all = pairs.len();
     pairs.sort();
     pairs.dedup();

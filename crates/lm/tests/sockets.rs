@@ -68,8 +68,7 @@ impl KvStore for Concatenated {
     }
 
     fn fork(&self) -> Result<Box<dyn KvStore>> {
-        let copy =
-            |layer: &Option<(Tensor, Tensor)>| layer.as_ref().map(|(k, v)| (k.shallow_clone(), v.shallow_clone()));
+        let copy = |layer: &Option<(Tensor, Tensor)>| layer.as_ref().map(|(k, v)| (k.shallow_clone(), v.shallow_clone()));
         Ok(Box::new(Self(self.0.iter().map(copy).collect())))
     }
 
@@ -257,28 +256,15 @@ fn the_growing_store_keeps_what_it_was_given_over_many_growths() {
 fn a_linear_plug_takes_the_place_of_a_projection_and_its_size_is_checked() {
     let mut model = model(&tiny());
     let before = logits(&model, &[3, 4]);
-    let q = Box::new(
-        lm::linear::Dense::new(model.linear(0, Projection::Q).unwrap().unwrap().weight().unwrap(), None).unwrap(),
-    );
-    let old = model
-        .set_linear(
-            0,
-            Projection::V,
-            Box::new(Doubled(Box::new(
-                lm::linear::Dense::new(model.linear(0, Projection::V).unwrap().unwrap().weight().unwrap(), None)
-                    .unwrap(),
-            ))),
-        )
-        .unwrap();
+    let q = Box::new(lm::linear::Dense::new(model.linear(0, Projection::Q).unwrap().unwrap().weight().unwrap(), None).unwrap());
+    let old = model.set_linear(0, Projection::V, Box::new(Doubled(Box::new(lm::linear::Dense::new(
+        model.linear(0, Projection::V).unwrap().unwrap().weight().unwrap(), None).unwrap())))).unwrap();
     assert!(difference(&before, &logits(&model, &[3, 4])) > 1e-3);
     model.set_linear(0, Projection::V, old).unwrap();
     assert_eq!(before, logits(&model, &[3, 4]));
     let error = model.set_linear(0, Projection::V, q).unwrap_err().to_string();
     assert!(error.contains("16 to 8") && error.contains("16 to 16"), "{error}");
-    assert!(matches!(
-        model.set_linear(2, Projection::Q, Box::new(Doubled(model_linear()))),
-        Err(Error::LayerOutOfRange { .. })
-    ));
+    assert!(matches!(model.set_linear(2, Projection::Q, Box::new(Doubled(model_linear()))), Err(Error::LayerOutOfRange { .. })));
 }
 
 fn model_linear() -> Box<dyn LinearLayer> {

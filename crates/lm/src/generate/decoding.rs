@@ -145,12 +145,7 @@ impl<'a, 'h> Decoding<'a, 'h> {
     /// # Errors
     /// [`Error::EmptyPrompt`]; [`Error::ContextOverflow`] for a prompt that fills the context; [`Error::TokenOutOfRange`];
     /// [`Error::InvalidArgument`] for settings outside their domain.
-    pub fn new(
-        model: &'a Model,
-        prompts: &[Vec<u32>],
-        config: &GenerateConfig,
-        mut plugs: Plugs<'a, 'h>,
-    ) -> Result<Self> {
+    pub fn new(model: &'a Model, prompts: &[Vec<u32>], config: &GenerateConfig, mut plugs: Plugs<'a, 'h>) -> Result<Self> {
         config.validate()?;
         if prompts.is_empty() {
             return Err(Error::EmptyPrompt { row: 0 });
@@ -204,8 +199,7 @@ impl<'a, 'h> Decoding<'a, 'h> {
         }
         let _guard = no_grad_guard();
         let logits = self.logits()?.f_to_kind(Kind::Float)?; // (alive, vocab)
-        let normalizers =
-            Vec::<f64>::try_from(&logits.f_logsumexp([1i64].as_slice(), false)?.f_to_kind(Kind::Double)?)?;
+        let normalizers = Vec::<f64>::try_from(&logits.f_logsumexp([1i64].as_slice(), false)?.f_to_kind(Kind::Double)?)?;
         let mut values = vec![0f32; logits.numel()];
         let len = values.len();
         logits.f_to_device(Device::Cpu)?.f_contiguous()?.f_copy_data(&mut values, len)?;
