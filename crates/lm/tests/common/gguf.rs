@@ -5,7 +5,7 @@ use lm::tensor::checkpoint::index::GgmlType;
 
 /// A value of the metadata.
 #[derive(Debug, Clone)]
-pub enum Value {
+pub(crate) enum Value {
     U32(u32),
     I32(i32),
     F32(f32),
@@ -41,45 +41,45 @@ impl From<&str> for Value {
 
 /// A file in the making.
 #[derive(Debug, Clone, Default)]
-pub struct File {
-    pub metadata: Vec<(String, Value)>,
+pub(crate) struct File {
+    pub(crate) metadata: Vec<(String, Value)>,
     /// Name, shape (outermost first), type, bytes.
-    pub tensors: Vec<(String, Vec<u64>, GgmlType, Vec<u8>)>,
+    pub(crate) tensors: Vec<(String, Vec<u64>, GgmlType, Vec<u8>)>,
 }
 
 const ALIGNMENT: usize = 32;
 
 impl File {
     /// Sets a key.
-    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Self {
+    pub(crate) fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Self {
         self.unset(key);
         self.metadata.push((key.to_owned(), value.into()));
         self
     }
 
-    pub fn unset(&mut self, key: &str) -> &mut Self {
+    pub(crate) fn unset(&mut self, key: &str) -> &mut Self {
         self.metadata.retain(|(k, _)| k != key);
         self
     }
 
-    pub fn floats(&mut self, name: &str, shape: &[i64], numbers: &[f32]) -> &mut Self {
+    pub(crate) fn floats(&mut self, name: &str, shape: &[i64], numbers: &[f32]) -> &mut Self {
         let bytes = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
         self.tensor(name, shape, GgmlType::F32, bytes)
     }
 
-    pub fn tensor(&mut self, name: &str, shape: &[i64], dtype: GgmlType, bytes: Vec<u8>) -> &mut Self {
+    pub(crate) fn tensor(&mut self, name: &str, shape: &[i64], dtype: GgmlType, bytes: Vec<u8>) -> &mut Self {
         self.remove(name);
         self.tensors.push((name.to_owned(), shape.iter().map(|&n| n as u64).collect(), dtype, bytes));
         self
     }
 
-    pub fn remove(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn remove(&mut self, name: &str) -> &mut Self {
         self.tensors.retain(|(n, ..)| n != name);
         self
     }
 
     /// The file's bytes.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -153,7 +153,7 @@ fn kind_of_list(out: &mut Vec<u8>, kind: u32, len: usize) {
 }
 
 /// The metadata of a byte-level tokenizer: the 256 bytes, `<|end|>` (256, control), and the words `he`, `hel`, `lo`, `hello`, `Ġhello`.
-pub fn with_tokenizer(file: &mut File, pre: &str) {
+pub(crate) fn with_tokenizer(file: &mut File, pre: &str) {
     let mut tokens: Vec<String> = (0..=255u8).map(|byte| character_of(byte).to_string()).collect();
     let mut types = vec![1; 256];
     tokens.push("<|end|>".to_owned());
@@ -172,7 +172,7 @@ pub fn with_tokenizer(file: &mut File, pre: &str) {
 }
 
 /// GPT-2's alphabet of bytes.
-pub fn character_of(byte: u8) -> char {
+pub(crate) fn character_of(byte: u8) -> char {
     let printable = |b: u8| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
         return char::from(byte);
