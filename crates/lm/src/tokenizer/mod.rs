@@ -231,14 +231,13 @@ impl Tokenizer {
         }
         let before = bytes.len();
         for character in token.chars() {
-            match byte_of(character) {
-                Some(byte) => bytes.push(byte),
-                None => {
-                    // An added token that isn't written in the alphabet stands for itself.
-                    bytes.truncate(before);
-                    bytes.extend_from_slice(token.as_bytes());
-                    break;
-                }
+            if let Some(byte) = byte_of(character) {
+                bytes.push(byte);
+            } else {
+                // An added token that isn't written in the alphabet stands for itself.
+                bytes.truncate(before);
+                bytes.extend_from_slice(token.as_bytes());
+                break;
             }
         }
         Ok(())

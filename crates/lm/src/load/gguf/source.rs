@@ -27,7 +27,7 @@ struct Rows {
     entry: Entry<GgmlType>,
     /// Where the first row begins in the file.
     start: u64,
-    rows: usize,
+    count: usize,
     row_bytes: usize,
     columns: usize,
     /// Rows of a head, if they must be brought into the order for half-split RoPE.
@@ -113,7 +113,7 @@ impl<'a> GgufSource<'a> {
         let start = entry.range.start + (part * rows * row_bytes) as u64;
         // The configuration has been validated: rows of q and k are whole heads of an even width.
         let head = permuted.then_some(self.head_dim).filter(|&head| head > 0 && rows.is_multiple_of(head));
-        Ok(Rows { entry: entry.clone(), start, rows, row_bytes, columns, head })
+        Ok(Rows { entry: entry.clone(), start, count: rows, row_bytes, columns, head })
     }
 
     /// The bytes of some rows, in the order of the model. With heads, both numbers are of whole ones.
@@ -134,10 +134,10 @@ impl Source for GgufSource<'_> {
         let kind = dequantize::known(&rows.entry)?;
         let unit = rows.head.unwrap_or(1);
         let step = (PIECE / (rows.row_bytes * unit).max(1)).max(1) * unit;
-        let (count, columns) = (rows.rows as i64, rows.columns as i64);
+        let (count, columns) = (rows.count as i64, rows.columns as i64);
         let tensor = Tensor::f_empty([count, columns], (self.kind, self.device))?;
-        for first in (0..rows.rows).step_by(step) {
-            let some = step.min(rows.rows - first);
+        for first in (0..rows.count).step_by(step) {
+            let some = step.min(rows.count - first);
             let numbers = dequantize::floats(kind, &self.read(&rows, first, some)?)?;
             let piece = Tensor::f_from_slice(&numbers)?.f_view([some as i64, columns])?;
             tensor.f_narrow(0, first as i64, some as i64)?.f_copy_(&piece)?;
@@ -150,7 +150,7 @@ impl Source for GgufSource<'_> {
         let bias = if bias { Some(self.tensor(&format!("{name}.bias"), &[out])?) } else { None };
         // Floats aren't packed.
         if self.weights == Weights::Packed && rows.entry.dtype.block() > 1 {
-            let bytes = self.read(&rows, 0, rows.rows)?;
+            let bytes = self.read(&rows, 0, rows.count)?;
             return Ok(Box::new(PackedLinear::new(rows.entry.dtype, out, inner, bytes, bias)?));
         }
         Ok(Box::new(Dense::new(self.tensor(&format!("{name}.weight"), &[out, inner])?, bias)?))
