@@ -8,7 +8,7 @@ use crate::timing::{Candidate, interleave};
 use anyhow::{Context as _, Result};
 use lm::Weights;
 use lm::hooks::{Hooks, Site, TokenInfo};
-use lm::lora::{Adapter, LoraConfig};
+use lm::lora::{Adapter, Layers, LoraConfig};
 use lm::model::{Model, Pass};
 use tensor::tch::{Tensor, no_grad_guard};
 
@@ -75,8 +75,8 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let (dense, dense_load) = timed(Weights::Dense)?;
     let (packed, packed_load) = timed(Weights::Packed)?;
     let layers = dense.config().layers;
-    let config = LoraConfig { rank: 8, layers: Some((layers - 4..layers).collect()), ..LoraConfig::default() };
-    let adapter = Adapter::new(&config, dense.config(), dense.kind(), dense.device())?;
+    let config = LoraConfig { rank: 8, layers: Layers::Top(4), ..LoraConfig::default() };
+    let adapter = Adapter::new(dense.config(), &config, dense.kind(), dense.device())?;
     let sites: Vec<Site> = (0..layers).map(Site::ResidPost).collect();
 
     let step = |model: &Model, hooked: bool, adapted: bool| -> Result<f64> {
