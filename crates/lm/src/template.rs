@@ -210,6 +210,7 @@ fn write_value(out: &mut Output, state: &mut State, value: &Jinja) -> std::resul
 
 /// JSON as Python writes it: with spaces after commas and colons, nothing escaped for HTML. minijinja's own filter escapes, and has
 /// no bound for a list of lists that share their items.
+#[allow(clippy::needless_pass_by_value)] // as minijinja wants it
 fn to_json(value: &Jinja, options: minijinja::value::Kwargs) -> std::result::Result<Jinja, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
     options.assert_all_used()?;
@@ -230,22 +231,27 @@ fn write_json(
     if depth > MOST_DEPTH || out.len() > MOST_BYTES {
         return bad("the value is too large");
     }
-    let comma = |out: &mut String, first: bool, depth: usize| {
-        match indent {
-            Some(n) => out.push_str(&format!("{}\n{}", if first { "" } else { "," }, " ".repeat(n * depth))),
-            None if !first => out.push_str(", "),
-            None => {}
-        };
+    let comma = |out: &mut String, first: bool, depth: usize| match indent {
+        Some(n) => {
+            out.push_str(if first { "\n" } else { ",\n" });
+            out.push_str(&" ".repeat(n * depth));
+        }
+        None if !first => out.push_str(", "),
+        None => {}
     };
     let text = |value: &str| Value::from(value).to_string();
-    let (open, close) = match value.kind() {
-        ValueKind::Map => ('{', '}'),
-        ValueKind::Seq | ValueKind::Iterable => ('[', ']'),
-        ValueKind::Undefined | ValueKind::None => return Ok(out.push_str("null")),
-        ValueKind::String => return Ok(out.push_str(&text(value.as_str().unwrap_or("")))),
-        ValueKind::Bool | ValueKind::Number => return Ok(out.push_str(&value.to_string())),
+    let simple = match value.kind() {
+        ValueKind::Map | ValueKind::Seq | ValueKind::Iterable => None,
+        ValueKind::Undefined | ValueKind::None => Some("null".to_owned()),
+        ValueKind::String => Some(text(value.as_str().unwrap_or(""))),
+        ValueKind::Bool | ValueKind::Number => Some(value.to_string()),
         _ => return bad("the value has no form in JSON"),
     };
+    if let Some(simple) = simple {
+        out.push_str(&simple);
+        return Ok(());
+    }
+    let (open, close) = if value.kind() == ValueKind::Map { ('{', '}') } else { ('[', ']') };
     out.push(open);
     let mut first = true;
     for item in value.try_iter()? {
@@ -291,20 +297,21 @@ fn strftime(format: &str, date: Date) -> std::result::Result<String, minijinja::
             out.push(character);
             continue;
         }
-        match rest.next() {
-            Some('Y') => out.push_str(&date.year.to_string()),
-            Some('y') => out.push_str(&format!("{:02}", date.year % 100)),
-            Some('m') => out.push_str(&format!("{:02}", date.month)),
-            Some('d') => out.push_str(&format!("{:02}", date.day)),
-            Some('B') => out.push_str(month),
-            Some('b') => out.push_str(&month[..3]),
-            Some('%') => out.push('%'),
+        let part = match rest.next() {
+            Some('Y') => date.year.to_string(),
+            Some('y') => format!("{:02}", date.year % 100),
+            Some('m') => format!("{:02}", date.month),
+            Some('d') => format!("{:02}", date.day),
+            Some('B') => month.to_owned(),
+            Some('b') => month[..3].to_owned(),
+            Some('%') => "%".to_owned(),
             other => {
                 let part = other.map(String::from).unwrap_or_default();
                 let message = format!("`%{part}` of strftime_now isn't known; known are %Y %y %m %d %B %b %%");
                 return Err(minijinja::Error::new(ErrorKind::InvalidOperation, message));
             }
-        }
+        };
+        out.push_str(&part);
     }
     Ok(out)
 }
