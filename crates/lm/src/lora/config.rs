@@ -89,7 +89,11 @@ impl LoraConfig {
             Layers::Range(range) => range.is_empty(),
             Layers::List(list) => {
                 if let Some(twice) = repeated(list) {
-                    return Err(Error::invalid("layers", "a list without repetition", format!("one with {twice} twice")));
+                    return Err(Error::invalid(
+                        "layers",
+                        "a list without repetition",
+                        format!("one with {twice} twice"),
+                    ));
                 }
                 list.is_empty()
             }
@@ -136,7 +140,8 @@ pub(super) fn size(model: &ModelConfig, which: Projection) -> Result<[i64; 2]> {
     let (query, key) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
     let feed_forward = matches!(which, Projection::Gate | Projection::Up | Projection::Down);
     if feed_forward && model.moe.is_some() {
-        let expected = "q, k, v and o only: the feed-forward of this model is a mixture of experts, which isn't adapted";
+        let expected =
+            "q, k, v and o only: the feed-forward of this model is a mixture of experts, which isn't adapted";
         return Err(Error::invalid("targets", expected, format!("{which:?}")));
     }
     if which == Projection::Gate && model.architecture == Architecture::Gpt2 {

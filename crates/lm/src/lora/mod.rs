@@ -177,7 +177,8 @@ impl Adapter {
     /// # Errors
     /// [`Error::InvalidArgument`] for an adapter of other projections, ranks or scale; nothing is changed then.
     pub fn assign(&self, other: &Self) -> Result<()> {
-        let shape = |adapter: &Self| -> Vec<_> { adapter.parameters().iter().map(|(n, t)| (n.clone(), t.size())).collect() };
+        let shape =
+            |adapter: &Self| -> Vec<_> { adapter.parameters().iter().map(|(n, t)| (n.clone(), t.size())).collect() };
         if shape(self) != shape(other) || self.scale() != other.scale() {
             let expected = "an adapter of the same projections, ranks and scale";
             return Err(Error::invalid("other", expected, format!("{:?}", other.config)));

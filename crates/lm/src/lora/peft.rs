@@ -231,7 +231,8 @@ impl Adapter {
             }
         }
         // With a list of projections and layers we know what must be there; with a pattern, that halves come in pairs.
-        let mut places: BTreeSet<(usize, Projection)> = halves.keys().map(|(layer, which, _)| (*layer, *which)).collect();
+        let mut places: BTreeSet<(usize, Projection)> =
+            halves.keys().map(|(layer, which, _)| (*layer, *which)).collect();
         if let Some(targets) = targets {
             let layers = layers.unwrap_or_else(|| (0..model.layers).collect());
             places.extend(layers.iter().flat_map(|&layer| targets.iter().map(move |&which| (layer, which))));
