@@ -3,7 +3,7 @@
 #[path = "common/gguf.rs"]
 mod gguf;
 
-use gguf::{File, with_tokenizer};
+use gguf::{File, Value, with_tokenizer};
 use lm::Error;
 use lm::config::{Architecture, ModelConfig, RopeScaling};
 use lm::gguf::{Gguf, Weights};
@@ -285,7 +285,6 @@ fn wrong_shapes_are_named() {
 
 #[test]
 fn wrong_metadata_is_named() {
-    use gguf::Value;
     let absent = None::<Value>;
     for (key, value, part) in [
         ("general.architecture", absent.clone(), "missing"),
