@@ -367,3 +367,14 @@ fn tensors_are_read_by_name() {
     assert!(file.floats("nothing").is_err());
     assert_eq!(file.tokenizer().unwrap().vocab(), 262);
 }
+
+#[test]
+fn hostile_numbers_of_layers_and_experts_are_refused_before_they_are_listed() {
+    let mut config = ModelConfig::llama(10, 8, 1, 2, 1, 8).mixtral(4, 2);
+    assert!(config.validate().is_ok());
+    for (layers, experts) in [(1 << 28, 4), (2, usize::MAX), (1000, 1000)] {
+        config.layers = layers;
+        config.moe.as_mut().unwrap().experts = experts;
+        assert!(matches!(config.validate(), Err(Error::Config { .. })), "{layers} {experts}");
+    }
+}
