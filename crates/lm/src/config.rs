@@ -202,6 +202,12 @@ impl ModelConfig {
                 return Err(Error::config(field, "from 1 to 2^28", value));
             }
         }
+        // As many tensors as the index of a checkpoint may hold; their names are listed before a file is read.
+        let maps = self.moe.as_ref().map_or(0, |moe| moe.experts).saturating_mul(3).saturating_add(9);
+        if self.layers.saturating_mul(maps) > MOST_TENSORS {
+            let expected = format!("so few, with the experts, that there are at most {MOST_TENSORS} tensors");
+            return Err(Error::config("layers", expected, self.layers));
+        }
         if self.heads % self.kv_heads != 0 {
             let expected = format!("a divisor of the number of heads, {}", self.heads);
             return Err(Error::config("kv_heads", expected, self.kv_heads));
@@ -337,6 +343,9 @@ impl ModelConfig {
         })
     }
 }
+
+/// Far above every model.
+const MOST_TENSORS: usize = 1 << 20;
 
 /// Our own `rope_type`, for divisors that came from a GGUF file.
 const DIVISORS: &str = "divisors";
