@@ -106,6 +106,7 @@ pub struct MoeConfig {
 /// Everything that determines the shapes and sums of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(clippy::struct_excessive_bools)] // independent facts of a checkpoint
 pub struct ModelConfig {
     /// Family.
     pub architecture: Architecture,
@@ -175,6 +176,7 @@ impl ModelConfig {
 
     /// As [`llama`](Self::llama), with a mixture of `experts` of hidden width `ffn` in each layer, of which a token uses
     /// `top_k`; balance loss with factor 0.01.
+    #[must_use]
     pub fn mixtral(mut self, experts: usize, top_k: usize) -> Self {
         self.architecture = Architecture::Mixtral;
         self.moe = Some(MoeConfig { experts, top_k, renormalize: true, balance: 0.01, z_loss: 0.0 });

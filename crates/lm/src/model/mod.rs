@@ -188,6 +188,9 @@ impl Model {
         if let Some(hooks) = &pass.hooks {
             hooks.check(self.config.layers)?;
         }
+        if let Some(adapter) = &pass.adapter {
+            adapter.check(self.config.layers)?;
+        }
         if pass.cache.is_some() {
             self.check_causal()?;
         }
@@ -405,7 +408,7 @@ impl Model {
                 digest.update(value.to_le_bytes());
             }
         }
-        Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(crate::hex(&digest.finalize()))
     }
 }
 
