@@ -10,10 +10,10 @@ use lm::tensor::checkpoint::index::GgmlType;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Whether a file is right.
-type Check = fn(&[u8]) -> bool;
+/// A reader under test: whether it took the bytes.
+type Reader = fn(&[u8]) -> bool;
 
-const TARGETS: [(&str, Check); 4] = [
+const TARGETS: [(&str, Reader); 4] = [
     ("gguf", checks::gguf),
     ("config_json", checks::config_json),
     ("tokenizer_json", checks::tokenizer_json),

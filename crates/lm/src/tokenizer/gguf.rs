@@ -96,13 +96,13 @@ impl Tokenizer {
         inner.with_pre_tokenizer(Some(pre.build()?));
         inner.with_decoder(Some(ByteLevel::default()));
         if pre == PreTokenizer::Qwen2 {
-            inner.with_normalizer(Some(NFC));
+            guarded(|| inner.with_normalizer(Some(NFC)).map(drop))?;
         }
         let of_type = |wanted: u64| tokens.iter().zip(&types).filter(move |(_, kind)| **kind == wanted);
         let control: Vec<_> = of_type(CONTROL).map(|(token, _)| AddedToken::from(token.as_str(), true)).collect();
         let user: Vec<_> =
             of_type(USER_DEFINED).map(|(token, _)| AddedToken::from(token.as_str(), false).normalized(false)).collect();
-        guarded(|| Ok((inner.add_special_tokens(&control), inner.add_tokens(&user))))?;
+        guarded(|| inner.add_special_tokens(control).and_then(|_| inner.add_tokens(user)).map(drop))?;
 
         let mut tokenizer = Self::new(inner)?;
         tokenizer.bos = metadata.token("tokenizer.ggml.bos_token_id", tokens.len())?;
