@@ -188,6 +188,9 @@ impl Model {
         if let Some(hooks) = &pass.hooks {
             hooks.check(self.config.layers)?;
         }
+        if let Some(adapter) = &pass.adapter {
+            adapter.check(self.config.layers)?;
+        }
         if pass.cache.is_some() {
             self.check_causal()?;
         }
