@@ -90,7 +90,9 @@ pub struct Experiment {
 
 /// Every experiment there is, by crate.
 pub fn all() -> Vec<Experiment> {
-    experiments::sam_opt::experiments()
+    let mut all = experiments::sam_opt::experiments();
+    all.extend(experiments::lm::experiments());
+    all
 }
 
 /// Those that the names select: crates, experiments, or everything that the mode runs.

@@ -98,7 +98,7 @@ pub fn collect(model: &Model, texts: &[Vec<u32>], config: &CollectConfig) -> Res
             Ok(None)
         };
         let mut hooks = Hooks::new().on(&config.sites, &mut reader).stop_after(deepest);
-        model.hidden(&ids, &mut Pass { real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() })?;
+        let _ = model.hidden(&ids, &mut Pass { real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() })?;
     }
     Ok(ActivationStore { sites, model: model.fingerprint()?, pooling: config.pooling })
 }

@@ -253,6 +253,14 @@ impl ModelConfig {
         Ok(config)
     }
 
+    /// The tokens that end a text, from `eos_token_id` of a `generation_config.json`.
+    pub(crate) fn eos_tokens(json: &Value) -> Result<Vec<u32>> {
+        match json.as_object() {
+            Some(fields) => Fields(fields).tokens("eos_token_id"),
+            None => Err(Error::config("generation_config.json", "a JSON object", json)),
+        }
+    }
+
     /// The Hugging Face `config.json` of this model.
     pub fn to_hugging_face(&self) -> Value {
         let mut json = if self.architecture == Architecture::Gpt2 { self.gpt2_json() } else { self.llama_json() };

@@ -1,4 +1,15 @@
-//! A decoder language model over libtorch that loads real checkpoints, with sockets for research.
+#![doc = include_str!("../README.md")]
+//!
+//! # Map
+//!
+//! - [`Lm`]: model, tokenizer, template and stop tokens of a checkpoint; [`LoadOptions`], [`Weights`]
+//! - [`model`]: the decoder and its passes; [`config`]: what it is made of
+//! - [`generate`]: batches, processors, sampling, streaming
+//! - [`tokenizer`], [`template`]: text to tokens and back, conversations
+//! - [`hooks`], [`attention`], [`cache`], [`linear`], [`moe`]: the sockets with their defaults
+//! - [`packed`]: linear maps on quantized blocks
+//! - [`activations`]: activations of many texts
+//! - [`lora`]: adapters
 
 pub mod activations;
 pub mod attention;
@@ -7,14 +18,17 @@ pub mod config;
 mod error;
 pub mod generate;
 pub mod hooks;
+mod language_model;
 pub mod linear;
 mod load;
 pub mod lora;
 pub mod model;
 pub mod moe;
 pub mod packed;
+pub mod template;
 pub mod tokenizer;
 
 pub use error::{Error, Result};
-pub use load::gguf;
+pub use language_model::{Lm, LoadOptions};
+pub use load::gguf::{self, Weights};
 pub use tensor;

@@ -5,6 +5,7 @@ mod common;
 use lm::config::{Architecture, Rope};
 use lm::gguf::{Gguf, Weights};
 use lm::model::{Model, Pass};
+use lm::template::Message;
 use lm::tokenizer::Tokenizer;
 use tensor::tch::{Device, Kind, Tensor, no_grad_guard};
 
@@ -60,6 +61,25 @@ fn texts_have_the_golden_tokens_and_come_back() {
     }
     assert_eq!(tokenizer.decode(&[1, 4093, 198, 26843, 2, 198], true).unwrap(), "user\nHi\n");
     assert_eq!(tokenizer.first_difference(&tokenizer), None);
+}
+
+#[test]
+fn the_chat_template_writes_chatml_with_a_system_prompt_of_its_own() {
+    let Some(file) = open() else { return };
+    let tokenizer = file.tokenizer().unwrap();
+    let template = file.template(&tokenizer).unwrap().unwrap();
+    let hi = Message::user("Hi");
+    assert_eq!(
+        template.render(std::slice::from_ref(&hi), true).unwrap(),
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+         <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let talk = [Message::new("system", "Be brief."), hi, Message::new("assistant", "Hello.")];
+    assert_eq!(
+        template.render(&talk, false).unwrap(),
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n"
+    );
+    assert_eq!(template.end_token(&tokenizer), Some(2));
 }
 
 #[test]

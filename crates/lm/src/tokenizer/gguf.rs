@@ -108,7 +108,8 @@ impl Tokenizer {
         tokenizer.bos = metadata.token("tokenizer.ggml.bos_token_id", tokens.len())?;
         tokenizer.eos = metadata.token("tokenizer.ggml.eos_token_id", tokens.len())?;
         let adds = |key: &str, default| metadata.bool_or(key, default);
-        if adds("tokenizer.ggml.add_bos_token", pre == PreTokenizer::Llama3)? {
+        // Llama 3's files may leave the key out and mean yes.
+        if adds("tokenizer.ggml.add_bos_token", pre == PreTokenizer::Llama3 && tokenizer.bos.is_some())? {
             tokenizer.prefix = mark(tokenizer.bos, "tokenizer.ggml.bos_token_id")?;
         }
         if adds("tokenizer.ggml.add_eos_token", false)? {

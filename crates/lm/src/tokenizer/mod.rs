@@ -4,6 +4,7 @@ mod gguf;
 mod hugging_face;
 mod stream;
 
+pub(crate) use hugging_face::token_text;
 pub use stream::DecodeStream;
 
 use crate::{Error, Result};
@@ -230,14 +231,13 @@ impl Tokenizer {
         }
         let before = bytes.len();
         for character in token.chars() {
-            match byte_of(character) {
-                Some(byte) => bytes.push(byte),
-                None => {
-                    // An added token that isn't written in the alphabet stands for itself.
-                    bytes.truncate(before);
-                    bytes.extend_from_slice(token.as_bytes());
-                    break;
-                }
+            if let Some(byte) = byte_of(character) {
+                bytes.push(byte);
+            } else {
+                // An added token that isn't written in the alphabet stands for itself.
+                bytes.truncate(before);
+                bytes.extend_from_slice(token.as_bytes());
+                break;
             }
         }
         Ok(())

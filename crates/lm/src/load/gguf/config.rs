@@ -59,6 +59,20 @@ fn divisors(file: &mut Gguf) -> Result<Vec<f64>> {
     Ok(file.floats(ROPE_DIVISORS)?.into_iter().map(f64::from).collect())
 }
 
+/// Keys of models that compute something else; ignoring one would give fluent nonsense.
+const NOT_BUILT: [&str; 10] = [
+    "attention.scale",
+    "attention.max_alibi_bias",
+    "attention.clamp_kqv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "expert_shared_count",
+    "use_parallel_residual",
+];
+
 /// The keys of one architecture.
 struct Keys<'a> {
     metadata: Metadata<'a>,
@@ -73,19 +87,6 @@ impl<'a> Keys<'a> {
             return Err(Error::config("general.architecture", "llama, qwen2 or gpt2", format!("`{architecture}`")));
         }
         let keys = Self { metadata, architecture, gpt2: architecture == "gpt2" };
-        // Each of them changes the sums of the model.
-        const NOT_BUILT: [&str; 10] = [
-            "attention.scale",
-            "attention.max_alibi_bias",
-            "attention.clamp_kqv",
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-            "logit_scale",
-            "embedding_scale",
-            "residual_scale",
-            "expert_shared_count",
-            "use_parallel_residual",
-        ];
         if let Some(key) = NOT_BUILT.into_iter().find(|key| keys.has(key)) {
             return Err(Error::config(keys.name(key), "absent, because it isn't built", "present"));
         }

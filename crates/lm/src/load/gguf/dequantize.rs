@@ -50,9 +50,9 @@ pub(super) fn floats(kind: GgmlDType, bytes: &[u8]) -> Result<Vec<f32>> {
 }
 
 fn piece_of(kind: GgmlDType, bytes: &[u8]) -> Result<Vec<f32>> {
-    let blocks = bytes.len() / kind.type_size();
     // candle-core refuses blocks at odd addresses with a panic.
     const ALIGNMENT: usize = 8;
+    let blocks = bytes.len() / kind.type_size();
     let offset = bytes.as_ptr().align_offset(ALIGNMENT);
     let mut moved = Vec::new();
     let aligned = if offset == 0 {

@@ -23,10 +23,11 @@ mod names;
 mod source;
 
 pub(crate) use metadata::Metadata;
-pub use source::{Blocks, Pack, Weights};
+pub use source::Weights;
 
 use crate::config::ModelConfig;
 use crate::model::Model;
+use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use source::GgufSource;
@@ -102,6 +103,19 @@ impl Gguf {
         Tokenizer::from_metadata(self.metadata())
     }
 
+    /// The chat template, if the file has one.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if it can't be parsed; [`Error::Config`] if it isn't text.
+    pub fn template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+        const KEY: &str = "tokenizer.chat_template";
+        if !self.metadata().has(KEY) {
+            return Ok(None);
+        }
+        let mark = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+        ChatTemplate::new(self.metadata().text(KEY)?, mark(tokenizer.bos()), mark(tokenizer.eos())).map(Some)
+    }
+
     /// The elements of a tensor by its name in the file, unpacked, in the order in which they are stored.
     ///
     /// # Errors
@@ -142,6 +156,10 @@ impl Model {
     /// As [`Gguf::config`]; [`Error::Tensors`] listing every missing and unexpected tensor, before one is read;
     /// [`Error::TensorShape`], [`Error::TensorType`], [`Error::Io`].
     pub fn from_gguf(file: &mut Gguf, weights: Weights, kind: Kind, device: Device) -> Result<Self> {
+        if weights == Weights::Packed && device != Device::Cpu {
+            let expected = "dense on another device than the CPU, where packed weights are multiplied";
+            return Err(Error::invalid("weights", expected, "packed"));
+        }
         let config = file.config()?;
         let mut source = GgufSource::new(file, &config, weights, kind, device)?;
         Self::build(&config, &mut source, kind, device)

@@ -6,33 +6,20 @@ use crate::config::ModelConfig;
 use crate::linear::{Dense, LinearLayer};
 use crate::model::names::wanted;
 use crate::model::source::Source;
+use crate::packed::PackedLinear;
 use crate::{Error, Result};
 use std::collections::BTreeSet;
 use tensor::checkpoint::index::{Entry, GgmlType};
 use tensor::tch::{Device, Kind, Tensor};
 
-/// The packed weight of a linear map.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Blocks {
-    /// How the elements are stored.
-    pub dtype: GgmlType,
-    /// `[out, in]`.
-    pub shape: [i64; 2],
-    /// Row after row; a row is a whole number of blocks. In the order that half-split RoPE wants.
-    pub bytes: Vec<u8>,
-}
-
-/// Makes a linear map from a packed weight and a bias; nothing for a type that it can't use, which is then unpacked.
-pub type Pack = fn(Blocks, Option<Tensor>, Kind, Device) -> Result<Option<Box<dyn LinearLayer>>>;
-
 /// What becomes of a file's packed weights.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Weights {
     /// They are unpacked.
     #[default]
     Dense,
-    /// Those of linear maps and of the embeddings stay packed, in the linear maps that the function makes.
-    Packed(Pack),
+    /// Those of linear maps and of the embeddings stay packed, in [`PackedLinear`]; on the CPU only.
+    Packed,
 }
 
 /// A stored tensor, cut for the model: rows of bytes.
@@ -40,7 +27,7 @@ struct Rows {
     entry: Entry<GgmlType>,
     /// Where the first row begins in the file.
     start: u64,
-    rows: usize,
+    count: usize,
     row_bytes: usize,
     columns: usize,
     /// Rows of a head, if they must be brought into the order for half-split RoPE.
@@ -126,7 +113,7 @@ impl<'a> GgufSource<'a> {
         let start = entry.range.start + (part * rows * row_bytes) as u64;
         // The configuration has been validated: rows of q and k are whole heads of an even width.
         let head = permuted.then_some(self.head_dim).filter(|&head| head > 0 && rows.is_multiple_of(head));
-        Ok(Rows { entry: entry.clone(), start, rows, row_bytes, columns, head })
+        Ok(Rows { entry: entry.clone(), start, count: rows, row_bytes, columns, head })
     }
 
     /// The bytes of some rows, in the order of the model. With heads, both numbers are of whole ones.
@@ -136,12 +123,6 @@ impl<'a> GgufSource<'a> {
             Some(head) => half_split(&bytes, of.row_bytes, head),
             None => bytes,
         })
-    }
-
-    /// The packed weight of the linear map `name` as it lies in the file.
-    fn blocks(&mut self, name: &str, out: i64, inner: i64) -> Result<Blocks> {
-        let rows = self.rows(&format!("{name}.weight"), &[out, inner])?;
-        Ok(Blocks { dtype: rows.entry.dtype, shape: [out, inner], bytes: self.read(&rows, 0, rows.rows)? })
     }
 }
 
@@ -153,10 +134,10 @@ impl Source for GgufSource<'_> {
         let kind = dequantize::known(&rows.entry)?;
         let unit = rows.head.unwrap_or(1);
         let step = (PIECE / (rows.row_bytes * unit).max(1)).max(1) * unit;
-        let (count, columns) = (rows.rows as i64, rows.columns as i64);
+        let (count, columns) = (rows.count as i64, rows.columns as i64);
         let tensor = Tensor::f_empty([count, columns], (self.kind, self.device))?;
-        for first in (0..rows.rows).step_by(step) {
-            let some = step.min(rows.rows - first);
+        for first in (0..rows.count).step_by(step) {
+            let some = step.min(rows.count - first);
             let numbers = dequantize::floats(kind, &self.read(&rows, first, some)?)?;
             let piece = Tensor::f_from_slice(&numbers)?.f_view([some as i64, columns])?;
             tensor.f_narrow(0, first as i64, some as i64)?.f_copy_(&piece)?;
@@ -167,15 +148,10 @@ impl Source for GgufSource<'_> {
     fn linear(&mut self, name: &str, out: i64, inner: i64, bias: bool) -> Result<Box<dyn LinearLayer>> {
         let rows = self.rows(&format!("{name}.weight"), &[out, inner])?;
         let bias = if bias { Some(self.tensor(&format!("{name}.bias"), &[out])?) } else { None };
-        if let Weights::Packed(pack) = self.weights {
-            // Floats aren't packed.
-            if rows.entry.dtype.block() > 1 {
-                let blocks = self.blocks(name, out, inner)?;
-                let copy = bias.as_ref().map(Tensor::shallow_clone);
-                if let Some(linear) = pack(blocks, copy, self.kind, self.device)? {
-                    return Ok(linear);
-                }
-            }
+        // Floats aren't packed.
+        if self.weights == Weights::Packed && rows.entry.dtype.block() > 1 {
+            let bytes = self.read(&rows, 0, rows.count)?;
+            return Ok(Box::new(PackedLinear::new(rows.entry.dtype, out, inner, bytes, bias)?));
         }
         Ok(Box::new(Dense::new(self.tensor(&format!("{name}.weight"), &[out, inner])?, bias)?))
     }
