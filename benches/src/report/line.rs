@@ -24,7 +24,7 @@ pub(super) struct Lines {
     title: String,
     axes: (String, String),
     logarithmic: (bool, bool),
-    pub(super) lines: Vec<Line>,
+    pub(super) arms: Vec<Line>,
 }
 
 /// Styles that the sheet has.
@@ -54,7 +54,7 @@ pub(super) fn of(experiment: &ExperimentResult, curve: &Curve, id: &str) -> Line
         title: curve.title.clone(),
         axes: (curve.x.clone(), curve.y.clone()),
         logarithmic: curve.logarithmic,
-        lines: experiment.spec.arms.iter().enumerate().filter_map(line).collect(),
+        arms: experiment.spec.arms.iter().enumerate().filter_map(line).collect(),
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn caption(curve: &Curve) -> String {
 
 /// At most [`ROWS`] of the x that occur, evenly spread, with the first and the last.
 pub(super) fn some_x(lines: &Lines) -> Vec<f64> {
-    let mut all: Vec<f64> = lines.lines.iter().flat_map(|l| l.points.iter().map(|p| p.0)).collect();
+    let mut all: Vec<f64> = lines.arms.iter().flat_map(|l| l.points.iter().map(|p| p.0)).collect();
     all.sort_by(f64::total_cmp);
     all.dedup();
     if all.len() <= ROWS {
@@ -77,7 +77,7 @@ pub(super) fn some_x(lines: &Lines) -> Vec<f64> {
 /// The plot, or nothing when no arm has a point.
 pub(super) fn svg(lines: &Lines) -> String {
     let values = |of: &dyn Fn(&(f64, Estimate)) -> Vec<f64>| -> Vec<f64> {
-        lines.lines.iter().flat_map(|l| l.points.iter().flat_map(of)).filter(|v| v.is_finite()).collect()
+        lines.arms.iter().flat_map(|l| l.points.iter().flat_map(of)).filter(|v| v.is_finite()).collect()
     };
     let of_y = |point: &(f64, Estimate)| {
         let ends = point.1.interval.filter(|(low, _)| !lines.logarithmic.1 || *low > 0.0);
@@ -96,7 +96,7 @@ pub(super) fn svg(lines: &Lines) -> String {
         out,
         "<svg class=\"plot lines\" width=\"100%\" height=\"{:.0}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\
          <title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>",
-        legend + LEGEND * lines.lines.len() as f64 + 4.0,
+        legend + LEGEND * lines.arms.len() as f64 + 4.0,
         escape(&lines.title),
         escape(&format!("{} by {}, a line for each arm.", lines.axes.1, lines.axes.0)),
         id = escape(&lines.id),
@@ -135,11 +135,11 @@ pub(super) fn svg(lines: &Lines) -> String {
         out,
         "<svg x=\"0\" y=\"0\" width=\"100%\" height=\"{bottom}\" viewBox=\"0 0 100 {bottom}\" preserveAspectRatio=\"none\">"
     );
-    for line in &lines.lines {
+    for line in &lines.arms {
         draw(&mut out, line, &x, &y);
     }
     out.push_str("</svg>");
-    for line in lines.lines.iter().filter(|l| l.points.len() == 1) {
+    for line in lines.arms.iter().filter(|l| l.points.len() == 1) {
         let (at, value) = (x(line.points[0].0), y(line.points[0].1.value));
         let _ = write!(
             out,
@@ -147,7 +147,7 @@ pub(super) fn svg(lines: &Lines) -> String {
             line.style
         );
     }
-    for (i, line) in lines.lines.iter().enumerate() {
+    for (i, line) in lines.arms.iter().enumerate() {
         let at = legend + LEGEND * i as f64 + 9.0;
         let _ = write!(
             out,
@@ -196,7 +196,7 @@ mod tests {
             title: "t".into(),
             axes: ("steps".into(), "loss".into()),
             logarithmic: (false, false),
-            lines: points.into_iter().enumerate().map(line).collect(),
+            arms: points.into_iter().enumerate().map(line).collect(),
         }
     }
 

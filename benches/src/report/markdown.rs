@@ -96,19 +96,19 @@ fn section(out: &mut String, experiment: &ExperimentResult) {
 /// A table of a curve: some of its points, arms as columns.
 fn points(out: &mut String, experiment: &ExperimentResult, curve: &Curve) {
     let lines = line::of(experiment, curve, "");
-    if lines.lines.is_empty() {
+    if lines.arms.is_empty() {
         return;
     }
     let _ = writeln!(out, "\n{}: {} by {}\n", escape(&curve.title), escape(&curve.y), escape(&curve.x));
     let mut header = vec![escape(&curve.x)];
-    header.extend(lines.lines.iter().map(|line| escape(&line.label)));
+    header.extend(lines.arms.iter().map(|line| escape(&line.label)));
     let right: Vec<usize> = (0..header.len()).collect();
     let rows = line::some_x(&lines).into_iter().map(|x| {
         let cell = |line: &line::Line| {
             let found = line.points.iter().find(|(at, _)| *at == x);
             found.map_or_else(|| DASH.to_owned(), |(_, y)| mean(Some(y), curve.decimals))
         };
-        std::iter::once(exact(x)).chain(lines.lines.iter().map(cell)).collect()
+        std::iter::once(exact(x)).chain(lines.arms.iter().map(cell)).collect()
     });
     table(out, &header, &right, rows);
 }

@@ -1,6 +1,7 @@
 //! Collects activations of many texts: one vector a text and site, with the pass ended at the deepest site.
 
 use crate::generate::left_pad;
+use crate::hex;
 use crate::hooks::{Hooks, Site, TokenInfo};
 use crate::model::{Model, Pass};
 use crate::{Error, Result};
@@ -121,9 +122,11 @@ pub fn collect_cached(
     digest.update(format!("{:?} {:?} {:?}", config.sites, config.pooling, model.kind()));
     for text in texts {
         digest.update((text.len() as u64).to_le_bytes());
-        text.iter().for_each(|id| digest.update(id.to_le_bytes()));
+        for id in text {
+            digest.update(id.to_le_bytes());
+        }
     }
-    let name: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let name = hex(&digest.finalize()[..16]);
     let path: PathBuf = folder.join(format!("activations-{name}.safetensors"));
     if let Ok(store) = ActivationStore::load(&path) {
         let whole = |t: &Tensor| t.size() == [texts.len() as i64, model.config().width];
@@ -149,7 +152,8 @@ fn pool(x: &Tensor, tokens: &TokenInfo<'_>, pooling: Pooling) -> Result<Tensor> 
                 counts = counts.f_logical_and(real)?;
             }
             let counts = counts.f_to_kind(Kind::Float)?.f_unsqueeze(-1)?; // (b, t, 1)
-            let sum = x.f_to_kind(Kind::Float)?.f_mul(&counts)?.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Float)?;
+            let sum =
+                x.f_to_kind(Kind::Float)?.f_mul(&counts)?.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Float)?;
             Ok(sum.f_div(&counts.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Float)?)?)
         }
     }
@@ -181,7 +185,8 @@ impl ActivationStore {
         let model = state.meta.get("model").and_then(|m| m.as_str());
         let model = model.ok_or_else(|| bad("it has no `model` in its metadata: it holds no activations"))?.to_owned();
         let pooling = state.meta.get("pooling").cloned().unwrap_or_default();
-        let pooling = serde_json::from_value(pooling).map_err(|source| Error::Json { path: path.to_owned(), source })?;
+        let pooling =
+            serde_json::from_value(pooling).map_err(|source| Error::Json { path: path.to_owned(), source })?;
         let mut sites = BTreeMap::new();
         for (name, tensor) in state.tensors {
             sites.insert(name.parse()?, tensor);

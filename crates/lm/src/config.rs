@@ -106,6 +106,7 @@ pub struct MoeConfig {
 /// Everything that determines the shapes and sums of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(clippy::struct_excessive_bools)] // independent facts of a checkpoint
 pub struct ModelConfig {
     /// Family.
     pub architecture: Architecture,
@@ -175,6 +176,7 @@ impl ModelConfig {
 
     /// As [`llama`](Self::llama), with a mixture of `experts` of hidden width `ffn` in each layer, of which a token uses
     /// `top_k`; balance loss with factor 0.01.
+    #[must_use]
     pub fn mixtral(mut self, experts: usize, top_k: usize) -> Self {
         self.architecture = Architecture::Mixtral;
         self.moe = Some(MoeConfig { experts, top_k, renormalize: true, balance: 0.01, z_loss: 0.0 });
@@ -199,6 +201,12 @@ impl ModelConfig {
             if !(1..=1 << 28).contains(&value) {
                 return Err(Error::config(field, "from 1 to 2^28", value));
             }
+        }
+        // As many tensors as the index of a checkpoint may hold; their names are listed before a file is read.
+        let maps = self.moe.as_ref().map_or(0, |moe| moe.experts).saturating_mul(3).saturating_add(9);
+        if self.layers.saturating_mul(maps) > MOST_TENSORS {
+            let expected = format!("so few, with the experts, that there are at most {MOST_TENSORS} tensors");
+            return Err(Error::config("layers", expected, self.layers));
         }
         if self.heads % self.kv_heads != 0 {
             let expected = format!("a divisor of the number of heads, {}", self.heads);
@@ -335,6 +343,9 @@ impl ModelConfig {
         })
     }
 }
+
+/// Far above every model.
+const MOST_TENSORS: usize = 1 << 20;
 
 /// Our own `rope_type`, for divisors that came from a GGUF file.
 const DIVISORS: &str = "divisors";

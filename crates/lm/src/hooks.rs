@@ -187,8 +187,8 @@ impl<'a> Hooks<'a> {
     /// # Errors
     /// [`Error::LayerOutOfRange`] for a site that a model of so many layers doesn't have.
     pub(crate) fn check(&self, layers: usize) -> Result<()> {
-        let sites = self.entries.iter().flat_map(|(sites, _)| sites).chain(&self.stop_after);
-        sites.map(|site| site.check(layers)).collect()
+        let mut sites = self.entries.iter().flat_map(|(sites, _)| sites).chain(&self.stop_after);
+        sites.try_for_each(|site| site.check(layers))
     }
 
     /// The activations after all hooks of the site.

@@ -105,14 +105,15 @@ impl Lm {
     ) -> Result<Generation> {
         let mut stream: DecodeStream<'_> = self.tokenizer.decode_stream(true);
         let mut failed = None;
-        let generations = self.generate_tokens(&[prompt.to_vec()], config, plugs, |token| match stream.push(token.id) {
-            Ok(text) if text.is_empty() => ControlFlow::Continue(()),
-            Ok(text) => on_text(&text),
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
-            }
-        })?;
+        let generations =
+            self.generate_tokens(&[prompt.to_vec()], config, plugs, |token| match stream.push(token.id) {
+                Ok(text) if text.is_empty() => ControlFlow::Continue(()),
+                Ok(text) => on_text(&text),
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
+                }
+            })?;
         if let Some(error) = failed {
             return Err(error);
         }

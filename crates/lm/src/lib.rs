@@ -9,7 +9,7 @@
 //! - [`hooks`], [`attention`], [`cache`], [`linear`], [`moe`]: the sockets with their defaults
 //! - [`packed`]: linear maps on quantized blocks
 //! - [`activations`]: activations of many texts
-//! - [`lora`]: adapters
+//! - [`lora`], [`train`]: adapters, supervised fine-tuning, preference optimization
 
 pub mod activations;
 pub mod attention;
@@ -33,3 +33,13 @@ pub use error::{Error, Result};
 pub use language_model::{Lm, LoadOptions};
 pub use load::gguf::{self, Weights};
 pub use tensor;
+
+/// Bytes in hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        // Writing to a String can't fail.
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}

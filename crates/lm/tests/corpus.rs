@@ -10,7 +10,10 @@ use lm::tensor::checkpoint::index::GgmlType;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const TARGETS: [(&str, fn(&[u8]) -> bool); 4] = [
+/// Whether a file is right.
+type Check = fn(&[u8]) -> bool;
+
+const TARGETS: [(&str, Check); 4] = [
     ("gguf", checks::gguf),
     ("config_json", checks::config_json),
     ("tokenizer_json", checks::tokenizer_json),

@@ -48,7 +48,8 @@ fn a_padded_batch_decodes_as_its_rows_do() {
     let texts = [vec![3, 4, 5, 6], vec![8, 9]];
     let (batch, real) = left_pad(&texts, model.device()).unwrap();
     let mut cache = model.new_cache();
-    model.hidden(&batch, &mut Pass { cache: Some(&mut cache), real: real.as_ref(), ..Pass::default() }).unwrap();
+    let _ =
+        model.hidden(&batch, &mut Pass { cache: Some(&mut cache), real: real.as_ref(), ..Pass::default() }).unwrap();
     let next = Tensor::from_slice(&[11i64, 12]).view([2, 1]);
     let step = model.logits(&next, &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
     for (row, last) in [(0, 11), (1, 12)] {
@@ -63,7 +64,15 @@ fn a_padded_batch_decodes_as_its_rows_do() {
 fn decoding_step_by_step_with_hooks_is_one_pass_with_the_same_hooks() {
     let model = model(&tiny());
     let text = ids(&[3, 4, 5, 6, 7, 8]);
-    for site in [Site::ResidPre(1), Site::AttnNormOut(0), Site::AttnOut(1), Site::ResidMid(0), Site::MlpNormOut(1), Site::MlpOut(0), Site::ResidPost(0)] {
+    for site in [
+        Site::ResidPre(1),
+        Site::AttnNormOut(0),
+        Site::AttnOut(1),
+        Site::ResidMid(0),
+        Site::MlpNormOut(1),
+        Site::MlpOut(0),
+        Site::ResidPost(0),
+    ] {
         let mut hook = shift(0.7);
         let mut hooks = Hooks::new().on(&[site], &mut hook);
         let full = model.logits(&text, &mut Pass { hooks: Some(&mut hooks), ..Pass::default() }).unwrap();
@@ -106,11 +115,11 @@ fn hooks_learn_positions_padding_and_the_length_of_the_prompt() {
     };
     let mut hooks = Hooks::new().on(&[Site::ResidPost(0)], &mut reader);
     let mut cache = model.new_cache();
-    let mut pass =
-        Pass { cache: Some(&mut cache), real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() };
-    model.hidden(&batch, &mut pass).unwrap();
+    let mut pass = Pass { cache: Some(&mut cache), real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() };
+    let _ = model.hidden(&batch, &mut pass).unwrap();
     let next = Tensor::from_slice(&[7i64, 8]).view([2, 1]);
-    model.hidden(&next, &mut Pass { cache: Some(&mut cache), hooks: Some(&mut hooks), ..Pass::default() }).unwrap();
+    let _ =
+        model.hidden(&next, &mut Pass { cache: Some(&mut cache), hooks: Some(&mut hooks), ..Pass::default() }).unwrap();
     assert_eq!(seen[0], (vec![0, 1, 2, 0, 0, 0], true, vec![3, 1], 0));
     assert_eq!(seen[1], (vec![3, 1], false, vec![3, 1], 1));
 }
@@ -168,12 +177,12 @@ fn a_cache_is_cut_forked_and_reordered_with_its_bookkeeping() {
     let run = |cache: &mut Cache, ids: &Tensor, real: Option<&Tensor>| {
         model.logits(ids, &mut Pass { cache: Some(cache), real, ..Pass::default() }).unwrap()
     };
-    run(&mut cache, &batch, real.as_ref());
+    let _ = run(&mut cache, &batch, real.as_ref());
     let step = |a: i64, b: i64| Tensor::from_slice(&[a, b]).view([2, 1]);
     let expected = run(&mut cache.fork().unwrap(), &step(11, 12), None);
     // A detour that is cut off leaves nothing behind.
-    run(&mut cache, &step(20, 21), None);
-    run(&mut cache, &step(22, 23), None);
+    let _ = run(&mut cache, &step(20, 21), None);
+    let _ = run(&mut cache, &step(22, 23), None);
     cache.truncate(4).unwrap();
     assert_eq!(run(&mut cache.fork().unwrap(), &step(11, 12), None), expected);
     // Rows change places with their padding.
@@ -184,14 +193,14 @@ fn a_cache_is_cut_forked_and_reordered_with_its_bookkeeping() {
     assert!(matches!(cache.select_rows(&[2]), Err(Error::InvalidArgument { .. })));
     cache.truncate(0).unwrap();
     assert!(cache.is_empty());
-    run(&mut cache, &ids(&[3]), None);
+    let _ = run(&mut cache, &ids(&[3]), None);
 }
 
 #[test]
 fn an_error_in_a_hook_leaves_the_cache_as_it_was() {
     let model = model(&tiny());
     let mut cache = model.new_cache();
-    model.hidden(&ids(&[3, 4]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
+    let _ = model.hidden(&ids(&[3, 4]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
     let mut failing = |_: Site, _: &Tensor, _: &TokenInfo<'_>| Err(Error::invalid("strength", "finite", "NaN"));
     let mut hooks = Hooks::new().on(&[Site::ResidPost(1)], &mut failing);
     let mut pass = Pass { cache: Some(&mut cache), hooks: Some(&mut hooks), ..Pass::default() };
@@ -226,7 +235,7 @@ fn input_that_cant_be_gives_the_named_error() {
     assert!(matches!(model.hidden(&ids(&[1]), pass), Err(Error::LayerOutOfRange { layer: 2, layers: 2 })));
     // The cache counts too.
     let mut cache = model.new_cache();
-    model.hidden(&long.narrow(1, 0, 64), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
+    let _ = model.hidden(&long.narrow(1, 0, 64), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
     let over = model.hidden(&ids(&[1]), &mut Pass { cache: Some(&mut cache), ..Pass::default() });
     assert!(matches!(over, Err(Error::ContextOverflow { len: 65, max: 64 })));
 }
@@ -282,7 +291,7 @@ fn activations_are_those_of_each_text_alone_and_are_kept_on_disk() {
                 Ok(None)
             };
             let mut hooks = Hooks::new().on(&sites, &mut reader);
-            model.hidden(&ids(text), &mut Pass { hooks: Some(&mut hooks), ..Pass::default() }).unwrap();
+            let _ = model.hidden(&ids(text), &mut Pass { hooks: Some(&mut hooks), ..Pass::default() }).unwrap();
             for (site, alone) in sites.iter().zip(&alone) {
                 // The store is f32.
                 assert!(difference(&store.sites[site].get(row as i64), alone) < 1e-5, "{site} {pooling:?}");

@@ -4,7 +4,9 @@ mod common;
 
 use common::{ids, model, tiny};
 use lm::Error;
-use lm::generate::{Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, StopReason, generate, generate_with, left_pad};
+use lm::generate::{
+    Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, StopReason, generate, generate_with, left_pad,
+};
 use lm::model::Pass;
 use lm::tensor::tch::Tensor;
 use std::ops::ControlFlow;
@@ -40,7 +42,10 @@ fn a_batch_generates_what_its_rows_do_alone_also_when_rows_end_early() {
             assert_eq!(together[1].stop, StopReason::StopToken);
             assert_eq!(together[1].tokens.last(), Some(&stop));
             for (row, prompt) in prompts.iter().enumerate() {
-                assert_eq!(generate(&model, &[prompt.clone()], &config).unwrap()[0].tokens, together[row].tokens);
+                assert_eq!(
+                    generate(&model, std::slice::from_ref(prompt), &config).unwrap()[0].tokens,
+                    together[row].tokens
+                );
             }
         }
         // The same call gives the same texts.
@@ -67,7 +72,8 @@ fn no_ngram_comes_twice_where_that_is_asked() {
     let model = model(&tiny());
     let config = GenerateConfig { no_repeat_ngram: Some(2), ..greedy(40) };
     let text = &generate(&model, &[vec![3]], &config).unwrap()[0].tokens;
-    let mut pairs: Vec<_> = std::iter::once(3).chain(text.iter().copied()).collect::<Vec<u32>>().windows(2).map(<[u32]>::to_vec).collect();
+    let mut pairs: Vec<_> =
+        std::iter::once(3).chain(text.iter().copied()).collect::<Vec<u32>>().windows(2).map(<[u32]>::to_vec).collect();
     let all = pairs.len();
     pairs.sort();
     pairs.dedup();

@@ -3,7 +3,7 @@
 #[path = "common/gguf.rs"]
 mod gguf;
 
-use gguf::{File, with_tokenizer};
+use gguf::{File, Value, with_tokenizer};
 use lm::Error;
 use lm::config::{Architecture, ModelConfig, RopeScaling};
 use lm::gguf::{Gguf, Weights};
@@ -285,7 +285,6 @@ fn wrong_shapes_are_named() {
 
 #[test]
 fn wrong_metadata_is_named() {
-    use gguf::Value;
     let absent = None::<Value>;
     for (key, value, part) in [
         ("general.architecture", absent.clone(), "missing"),
@@ -367,4 +366,15 @@ fn tensors_are_read_by_name() {
     assert_eq!(file.floats("output_norm.weight").unwrap(), [1.0; 256]);
     assert!(file.floats("nothing").is_err());
     assert_eq!(file.tokenizer().unwrap().vocab(), 262);
+}
+
+#[test]
+fn hostile_numbers_of_layers_and_experts_are_refused_before_they_are_listed() {
+    let mut config = ModelConfig::llama(10, 8, 1, 2, 1, 8).mixtral(4, 2);
+    assert!(config.validate().is_ok());
+    for (layers, experts) in [(1 << 28, 4), (2, usize::MAX), (1000, 1000)] {
+        config.layers = layers;
+        config.moe.as_mut().unwrap().experts = experts;
+        assert!(matches!(config.validate(), Err(Error::Config { .. })), "{layers} {experts}");
+    }
 }

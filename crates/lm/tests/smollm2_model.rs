@@ -68,7 +68,8 @@ fn decoding_with_hooks_and_rows_of_a_batch_are_the_full_pass_of_each_text() {
         let mut hooks = Hooks::new().on(&[Site::ResidPost(15)], &mut hook);
         let (batch, real) = left_pad(&texts, lm.model.device()).unwrap();
         let mut cache = lm.model.new_cache();
-        let mut pass = Pass { cache: Some(&mut cache), real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() };
+        let mut pass =
+            Pass { cache: Some(&mut cache), real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() };
         let first = lm.model.last_logits(&batch, &mut pass).unwrap();
         let next = first.argmax(-1, true);
         let mut pass = Pass { cache: Some(&mut cache), hooks: Some(&mut hooks), ..Pass::default() };
@@ -90,7 +91,9 @@ fn position_0_is_an_attention_sink_which_is_why_pooling_starts_at_1() {
         let tokens = lm.encode(SENTENCE).unwrap();
         let mut norms = Vec::new();
         let mut reader = |_: Site, x: &Tensor, _: &TokenInfo<'_>| {
-            norms = Vec::<f64>::try_from(x.get(0).norm_scalaropt_dim(2.0, [1i64].as_slice(), false).to_kind(Kind::Double)).unwrap();
+            norms =
+                Vec::<f64>::try_from(x.get(0).norm_scalaropt_dim(2.0, [1i64].as_slice(), false).to_kind(Kind::Double))
+                    .unwrap();
             Ok(None)
         };
         let site = Site::ResidPost(15);

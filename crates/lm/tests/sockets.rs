@@ -3,7 +3,7 @@
 mod common;
 
 use common::{difference, ids, model, tiny};
-use lm::attention::{AttentionInput, AttentionKernel, FusedAttention, PlainAttention};
+use lm::attention::{AttentionInput, AttentionKernel, PlainAttention};
 use lm::cache::{Cache, GrowingKv, KvStore};
 use lm::generate::{GenerateConfig, LogitsProcessor, Plugs, StepInfo, generate, generate_with, left_pad};
 use lm::hooks::{Hooks, Site, TokenInfo};
@@ -68,7 +68,8 @@ impl KvStore for Concatenated {
     }
 
     fn fork(&self) -> Result<Box<dyn KvStore>> {
-        let copy = |layer: &Option<(Tensor, Tensor)>| layer.as_ref().map(|(k, v)| (k.shallow_clone(), v.shallow_clone()));
+        let copy =
+            |layer: &Option<(Tensor, Tensor)>| layer.as_ref().map(|(k, v)| (k.shallow_clone(), v.shallow_clone()));
         Ok(Box::new(Self(self.0.iter().map(copy).collect())))
     }
 
@@ -216,7 +217,7 @@ fn an_attention_kernel_is_called_once_a_layer_and_its_shape_is_checked() {
     let mut model = model(&tiny());
     let calls = Arc::new(AtomicUsize::new(0));
     model.set_attention(Box::new(CountedAttention(calls.clone())));
-    logits(&model, &[3, 4]);
+    let _ = logits(&model, &[3, 4]);
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     model.set_attention(Box::new(Wrong));
     let error = model.logits(&ids(&[3]), &mut Pass::default()).unwrap_err();
@@ -256,15 +257,28 @@ fn the_growing_store_keeps_what_it_was_given_over_many_growths() {
 fn a_linear_plug_takes_the_place_of_a_projection_and_its_size_is_checked() {
     let mut model = model(&tiny());
     let before = logits(&model, &[3, 4]);
-    let q = Box::new(lm::linear::Dense::new(model.linear(0, Projection::Q).unwrap().unwrap().weight().unwrap(), None).unwrap());
-    let old = model.set_linear(0, Projection::V, Box::new(Doubled(Box::new(lm::linear::Dense::new(
-        model.linear(0, Projection::V).unwrap().unwrap().weight().unwrap(), None).unwrap())))).unwrap();
+    let q = Box::new(
+        lm::linear::Dense::new(model.linear(0, Projection::Q).unwrap().unwrap().weight().unwrap(), None).unwrap(),
+    );
+    let old = model
+        .set_linear(
+            0,
+            Projection::V,
+            Box::new(Doubled(Box::new(
+                lm::linear::Dense::new(model.linear(0, Projection::V).unwrap().unwrap().weight().unwrap(), None)
+                    .unwrap(),
+            ))),
+        )
+        .unwrap();
     assert!(difference(&before, &logits(&model, &[3, 4])) > 1e-3);
     model.set_linear(0, Projection::V, old).unwrap();
     assert_eq!(before, logits(&model, &[3, 4]));
     let error = model.set_linear(0, Projection::V, q).unwrap_err().to_string();
     assert!(error.contains("16 to 8") && error.contains("16 to 16"), "{error}");
-    assert!(matches!(model.set_linear(2, Projection::Q, Box::new(Doubled(model_linear()))), Err(Error::LayerOutOfRange { .. })));
+    assert!(matches!(
+        model.set_linear(2, Projection::Q, Box::new(Doubled(model_linear()))),
+        Err(Error::LayerOutOfRange { .. })
+    ));
 }
 
 fn model_linear() -> Box<dyn LinearLayer> {
@@ -276,7 +290,7 @@ fn a_fixed_router_gives_the_mean_of_its_experts() {
     let mut model = model(&tiny().mixtral(4, 2));
     model.set_router(1, Box::new(Fixed)).unwrap();
     let mut routings = Vec::new();
-    model.hidden(&ids(&[3, 4, 5]), &mut Pass { routings: Some(&mut routings), ..Pass::default() }).unwrap();
+    let _ = model.hidden(&ids(&[3, 4, 5]), &mut Pass { routings: Some(&mut routings), ..Pass::default() }).unwrap();
     assert_eq!(routings[1].counts, [3, 0, 3, 0]);
     let x = Tensor::randn([1, 3, 16], (Kind::Double, model.device()));
     let layer = model.moe(1).unwrap().unwrap();
@@ -307,13 +321,23 @@ fn the_order_in_which_experts_arrive_changes_no_bit() {
 fn a_router_that_peeks_is_refused_with_a_cache_only() {
     let mut model = model(&tiny().mixtral(4, 2));
     model.set_router(0, Box::new(Peeking)).unwrap();
-    logits(&model, &[3, 4]);
+    let _ = logits(&model, &[3, 4]);
     let mut cache = model.new_cache();
     let error = model.hidden(&ids(&[3]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
     assert!(error.to_string().contains("router of layer 0"), "{error}");
     assert!(matches!(model.set_router(0, Box::new(Fixed)).map(|_| ()), Ok(())));
     assert!(model.moe(5).is_err());
     assert!(common::model(&tiny()).set_router(0, Box::new(Fixed)).is_err());
+}
+
+/// Forbids even tokens.
+#[derive(Debug)]
+struct Odd;
+impl LogitsProcessor for Odd {
+    fn process(&mut self, logits: &mut [f32], _: &StepInfo<'_>) -> Result<()> {
+        logits.iter_mut().step_by(2).for_each(|z| *z = f32::NEG_INFINITY);
+        Ok(())
+    }
 }
 
 #[test]
@@ -334,15 +358,6 @@ fn all_sockets_hold_plugs_at_once_and_decoding_agrees_with_one_pass() {
         counted.set(counted.get() + 1);
         Ok(Some(x + tokens.positions.gt(0).unsqueeze(-1).to_kind(x.kind()) * 0.3))
     };
-    /// Forbids even tokens.
-    #[derive(Debug)]
-    struct Odd;
-    impl LogitsProcessor for Odd {
-        fn process(&mut self, logits: &mut [f32], _: &StepInfo<'_>) -> Result<()> {
-            logits.iter_mut().step_by(2).for_each(|z| *z = f32::NEG_INFINITY);
-            Ok(())
-        }
-    }
     let mut odd = Odd;
     let mut hooks = Hooks::new().on(&[Site::ResidPost(0)], &mut hook);
     let store: Box<dyn KvStore> = Box::new(Concatenated(vec![None, None]));
@@ -374,7 +389,7 @@ fn a_store_with_tokens_of_another_generation_is_refused() {
     let model = model(&tiny());
     let mut used = Concatenated(vec![None, None]);
     let one = Tensor::zeros([1, 2, 1, 4], (Kind::Double, model.device()));
-    used.append(0, &one, &one).unwrap();
+    let _ = used.append(0, &one, &one).unwrap();
     let mut cache = Cache::with_store(Box::new(used));
     let error = model.hidden(&ids(&[3]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
     assert!(error.to_string().contains("cache"), "{error}");

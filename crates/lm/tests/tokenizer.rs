@@ -261,6 +261,14 @@ fn a_malformed_tokenizer_json_is_an_error() {
     ] {
         assert!(matches!(Tokenizer::from_json(json.as_bytes(), &none), Err(Error::Tokenizer { .. })), "{json}");
     }
+    // A mark that is put before texts, with a number that no token has: found by the fuzzer.
+    let json = r#"{"version":"1.0","added_tokens":[],"normalizer":null,"pre_tokenizer":null,"decoder":null,
+        "post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"s","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],
+            "special_tokens":{"s":{"id":"s","ids":[8],"tokens":["s"]}}},
+        "model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}"#;
+    let tokenizer = Tokenizer::from_json(json.as_bytes(), &none).unwrap();
+    assert!(tokenizer.encode("a", true).unwrap_err().to_string().contains("no token 8"));
+    assert_eq!(tokenizer.encode("a", false).unwrap(), [0]);
     let folder = tempfile::tempdir().unwrap();
     assert!(matches!(Tokenizer::from_hugging_face(folder.path()), Err(Error::Io { .. })));
 }

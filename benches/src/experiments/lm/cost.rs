@@ -47,9 +47,27 @@ pub(super) fn experiment() -> Experiment {
                 Arm::new("lora", "Dense, LoRA", Role::Method, "rank 8, top 4 of 30 layers"),
             ],
             claims: vec![
-                at_most("packed", "Packed weights decode in at most two thirds of dense f32's time.", DECODE, ("packed", "dense"), 0.67),
-                at_most("hooks", "Hooks that read every layer cost at most 3 % of a step.", DECODE, ("hooks", "dense"), 1.03),
-                at_most("lora", "An adapter on the top 4 layers costs at most 5 % of a step.", DECODE, ("lora", "dense"), 1.05),
+                at_most(
+                    "packed",
+                    "Packed weights decode in at most two thirds of dense f32's time.",
+                    DECODE,
+                    ("packed", "dense"),
+                    0.67,
+                ),
+                at_most(
+                    "hooks",
+                    "Hooks that read every layer cost at most 3 % of a step.",
+                    DECODE,
+                    ("hooks", "dense"),
+                    1.03,
+                ),
+                at_most(
+                    "lora",
+                    "An adapter on the top 4 layers costs at most 5 % of a step.",
+                    DECODE,
+                    ("lora", "dense"),
+                    1.05,
+                ),
             ],
             curves: vec![],
             seeds: (1, 1),
@@ -63,7 +81,7 @@ pub(super) fn experiment() -> Experiment {
 
 fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let (rounds, steps) = match context.mode {
-        Mode::Quick => (8, 4),
+        Mode::Quick => (8, 4u32),
         Mode::Full => (24, 8),
     };
     let _guard = no_grad_guard();
@@ -94,9 +112,14 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
         for _ in 0..steps {
             logits = next(&logits.argmax(-1, true))?;
         }
-        Ok(start.elapsed().as_secs_f64() / steps as f64)
+        Ok(start.elapsed().as_secs_f64() / f64::from(steps))
     };
-    let all = [("dense", &dense, false, false), ("packed", &packed, false, false), ("hooks", &dense, true, false), ("lora", &dense, false, true)];
+    let all = [
+        ("dense", &dense, false, false),
+        ("packed", &packed, false, false),
+        ("hooks", &dense, true, false),
+        ("lora", &dense, false, true),
+    ];
     let mut candidates: Vec<Candidate<'_>> = all
         .iter()
         .map(|&(arm, model, hooked, adapted)| Candidate {

@@ -72,11 +72,11 @@ pub fn generate(model: &Model, prompts: &[Vec<u32>], config: &GenerateConfig) ->
 ///
 /// # Errors
 /// As [`generate`].
-pub fn generate_with<'a, 'h>(
+pub fn generate_with<'a>(
     model: &'a Model,
     prompts: &[Vec<u32>],
     config: &GenerateConfig,
-    plugs: Plugs<'a, 'h>,
+    plugs: Plugs<'a, '_>,
     mut on_token: impl FnMut(Token) -> ControlFlow<()>,
 ) -> Result<Vec<Generation>> {
     let mut decoding = Decoding::new(model, prompts, config, plugs)?;
@@ -145,7 +145,12 @@ impl<'a, 'h> Decoding<'a, 'h> {
     /// # Errors
     /// [`Error::EmptyPrompt`]; [`Error::ContextOverflow`] for a prompt that fills the context; [`Error::TokenOutOfRange`];
     /// [`Error::InvalidArgument`] for settings outside their domain.
-    pub fn new(model: &'a Model, prompts: &[Vec<u32>], config: &GenerateConfig, mut plugs: Plugs<'a, 'h>) -> Result<Self> {
+    pub fn new(
+        model: &'a Model,
+        prompts: &[Vec<u32>],
+        config: &GenerateConfig,
+        mut plugs: Plugs<'a, 'h>,
+    ) -> Result<Self> {
         config.validate()?;
         if prompts.is_empty() {
             return Err(Error::EmptyPrompt { row: 0 });
@@ -199,7 +204,8 @@ impl<'a, 'h> Decoding<'a, 'h> {
         }
         let _guard = no_grad_guard();
         let logits = self.logits()?.f_to_kind(Kind::Float)?; // (alive, vocab)
-        let normalizers = Vec::<f64>::try_from(&logits.f_logsumexp([1i64].as_slice(), false)?.f_to_kind(Kind::Double)?)?;
+        let normalizers =
+            Vec::<f64>::try_from(&logits.f_logsumexp([1i64].as_slice(), false)?.f_to_kind(Kind::Double)?)?;
         let mut values = vec![0f32; logits.numel()];
         let len = values.len();
         logits.f_to_device(Device::Cpu)?.f_contiguous()?.f_copy_data(&mut values, len)?;

@@ -56,9 +56,7 @@ impl LogitsProcessor for TopK {
             return Ok(());
         }
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-        order.select_nth_unstable_by(k - 1, |&a, &b| {
-            logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b))
-        });
+        order.select_nth_unstable_by(k - 1, |&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
         for &out in &order[k..] {
             logits[out as usize] = f32::NEG_INFINITY;
         }
@@ -75,7 +73,8 @@ impl LogitsProcessor for TopP {
         let top = maximum(logits);
         let weight = |z: f32| f64::from(z - top).exp();
         let total: f64 = logits.iter().map(|&z| weight(z)).sum();
-        let mut order: Vec<u32> = (0..logits.len() as u32).filter(|&i| logits[i as usize] > f32::NEG_INFINITY).collect();
+        let mut order: Vec<u32> =
+            (0..logits.len() as u32).filter(|&i| logits[i as usize] > f32::NEG_INFINITY).collect();
         order.sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
         let mut sum = 0.0;
         // The token that crosses p is kept.

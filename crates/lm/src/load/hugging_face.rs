@@ -165,6 +165,18 @@ fn fresh(view: &Tensor) -> Result<Tensor> {
     Ok(copy)
 }
 
+/// GPT-2's names of a layer's parts, and which third of the stored tensor a part is.
+const GPT2_PARTS: [(&str, &str, Option<i64>); 8] = [
+    ("input_layernorm", "ln_1", None),
+    ("post_attention_layernorm", "ln_2", None),
+    ("self_attn.q_proj", "attn.c_attn", Some(0)),
+    ("self_attn.k_proj", "attn.c_attn", Some(1)),
+    ("self_attn.v_proj", "attn.c_attn", Some(2)),
+    ("self_attn.o_proj", "attn.c_proj", None),
+    ("mlp.up_proj", "mlp.c_fc", None),
+    ("mlp.down_proj", "mlp.c_proj", None),
+];
+
 /// A family's names in files.
 #[derive(Debug)]
 struct Names {
@@ -192,17 +204,7 @@ impl Names {
             return whole(&format!("ln_f.{rest}"));
         }
         let rest = name.strip_prefix("model.layers.").unwrap_or(name);
-        const PARTS: [(&str, &str, Option<i64>); 8] = [
-            ("input_layernorm", "ln_1", None),
-            ("post_attention_layernorm", "ln_2", None),
-            ("self_attn.q_proj", "attn.c_attn", Some(0)),
-            ("self_attn.k_proj", "attn.c_attn", Some(1)),
-            ("self_attn.v_proj", "attn.c_attn", Some(2)),
-            ("self_attn.o_proj", "attn.c_proj", None),
-            ("mlp.up_proj", "mlp.c_fc", None),
-            ("mlp.down_proj", "mlp.c_proj", None),
-        ];
-        for (ours, theirs, third) in PARTS {
+        for (ours, theirs, third) in GPT2_PARTS {
             if !rest.contains(ours) {
                 continue;
             }

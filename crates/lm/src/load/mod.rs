@@ -40,11 +40,7 @@ fn from_folder(folder: &Path, options: &LoadOptions) -> Result<Lm> {
     let template = ChatTemplate::from_hugging_face(folder)?;
     let model = Model::from_hugging_face(folder, options.kind, options.device)?;
     let generation = folder.join("generation_config.json");
-    let more = if generation.exists() {
-        ModelConfig::eos_tokens(&read_json(&generation)?)?
-    } else {
-        Vec::new()
-    };
+    let more = if generation.exists() { ModelConfig::eos_tokens(&read_json(&generation)?)? } else { Vec::new() };
     let eos: Vec<u32> = model.config().eos.iter().copied().chain(more).collect();
     let stop = stop_tokens(&eos, template.as_ref(), &tokenizer);
     Ok(Lm { model, tokenizer, template, stop })

@@ -408,7 +408,7 @@ impl Model {
                 digest.update(value.to_le_bytes());
             }
         }
-        Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(crate::hex(&digest.finalize()))
     }
 }
 

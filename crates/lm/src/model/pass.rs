@@ -118,7 +118,7 @@ impl Tokens {
     pub(crate) fn commit(&self, cache: &mut Cache) -> Result<()> {
         cache.len += self.time;
         cache.steps += 1;
-        cache.real = self.all_real.as_ref().map(|r| r.f_detach()).transpose()?;
+        cache.real = self.all_real.as_ref().map(Tensor::f_detach).transpose()?;
         cache.next.clone_from(&self.next);
         cache.prompt_lengths.clone_from(&self.prompt_lengths);
         Ok(())

@@ -17,7 +17,7 @@ struct RandomSource<'a> {
 impl Source for RandomSource<'_> {
     fn tensor(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
         let options = (Kind::Float, Device::Cpu);
-        let tensor = if name.ends_with(".bias") {
+        let tensor = if name.rsplit('.').next() == Some("bias") {
             Tensor::f_zeros(shape, options)?
         } else if name.contains("norm") {
             Tensor::f_ones(shape, options)?

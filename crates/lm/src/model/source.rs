@@ -1,7 +1,7 @@
 //! Where a model's tensors come from while it is built: a checkpoint of whatever format, or a random start.
 
+use crate::Result;
 use crate::linear::{Dense, LinearLayer};
-use crate::{Error, Result};
 use tensor::tch::Tensor;
 
 /// Hands out tensors by Hugging Face's names of the Llama family (`model.layers.0.self_attn.q_proj.weight`), whatever the file
@@ -16,12 +16,4 @@ pub(crate) trait Source {
         let bias = if bias { Some(self.tensor(&format!("{name}.bias"), &[out])?) } else { None };
         Ok(Box::new(Dense::new(weight, bias)?))
     }
-}
-
-/// The tensor, if it has the shape.
-pub(crate) fn shaped(name: &str, shape: &[i64], tensor: Tensor) -> Result<Tensor> {
-    if tensor.size() == shape {
-        return Ok(tensor);
-    }
-    Err(Error::TensorShape { name: name.to_owned(), expected: shape.to_vec(), got: tensor.size() })
 }

@@ -117,7 +117,7 @@ impl Tokenizer {
     /// template writes its marks itself: encode what it gives without.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for a byte that the vocabulary has no token for.
+    /// [`Error::Tokenizer`] for a byte that the vocabulary has no token for, and for a mark that isn't in the vocabulary.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         if let Some(at) = text.bytes().position(|byte| self.lost.contains(&byte)) {
             let byte = text.as_bytes()[at];
@@ -125,6 +125,10 @@ impl Tokenizer {
         }
         let encoding = guarded(|| self.inner.encode_fast(text, add_special))?;
         let ids = encoding.get_ids();
+        // The marks of a tokenizer.json are numbers of their own, which may be any.
+        for &id in ids {
+            self.need(id)?;
+        }
         if !add_special {
             return Ok(ids.to_vec());
         }

@@ -137,12 +137,16 @@ fn write(out: &mut Vec<u8>, value: &Value) {
         Value::Texts(v) => {
             kind(9);
             kind_of_list(out, 8, v.len());
-            v.iter().for_each(|v| text(out, v));
+            for v in v {
+                text(out, v);
+            }
         }
         Value::Ints(v) => {
             kind(9);
             kind_of_list(out, 5, v.len());
-            v.iter().for_each(|v| out.extend(v.to_le_bytes()));
+            for v in v {
+                out.extend(v.to_le_bytes());
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use std::arch::x86_64::{
 
 /// Rows of `x` that share one unpacking of a block: as many sums as fit in AVX2's sixteen registers beside the weights.
 pub(super) const TILE: usize = 8;
-/// Bytes of blocks below which waking the thread pool costs more than it saves.
+/// Bytes of blocks below which waking the thread pool costs more than it saves. (A pool of one thread is never worth waking.)
 const SERIAL_BELOW: usize = 1 << 17;
 /// Bytes of blocks that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
@@ -161,7 +161,7 @@ fn product_of<B: Block>(w: Matrix<'_>, x: &[f32], y: &mut [f32], path: Path) {
 
 /// Calls `work` with ranges that partition `0..rows`, from several threads where that pays.
 fn share(rows: usize, row_bytes: usize, work: impl Fn(Range<usize>) + Sync) {
-    if rows * row_bytes < SERIAL_BELOW {
+    if rows * row_bytes < SERIAL_BELOW || rayon::current_num_threads() == 1 {
         return work(0..rows);
     }
     let step = (CHUNK / row_bytes).max(1);
