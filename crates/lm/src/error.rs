@@ -175,7 +175,9 @@ pub enum Error {
         value: f64,
     },
     /// A gradient that isn't finite, although the loss is.
-    #[error("The gradient of step {step} has the norm {norm}: lower the learning rate. The weights are those before the step.")]
+    #[error(
+        "The gradient of step {step} has the norm {norm}: lower the learning rate. The weights are those before the step."
+    )]
     NonFiniteGradient {
         /// Step of the training.
         step: u64,
