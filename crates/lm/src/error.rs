@@ -174,6 +174,16 @@ pub enum Error {
         /// The loss.
         value: f64,
     },
+    /// A gradient that isn't finite, although the loss is.
+    #[error(
+        "The gradient of step {step} has the norm {norm}: lower the learning rate. The weights are those before the step."
+    )]
+    NonFiniteGradient {
+        /// Step of the training.
+        step: u64,
+        /// Norm over all parameters.
+        norm: f64,
+    },
     /// A plug in a socket reported an error.
     #[error("{socket} of layer {layer} reports: {source}")]
     Plug {

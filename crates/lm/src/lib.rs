@@ -27,6 +27,7 @@ pub mod moe;
 pub mod packed;
 pub mod template;
 pub mod tokenizer;
+pub mod train;
 
 pub use error::{Error, Result};
 pub use language_model::{Lm, LoadOptions};

@@ -165,7 +165,7 @@ impl Adapter {
     }
 
     fn copy_with(&self, trainable: bool) -> Result<Self> {
-        let copy = |t: &Tensor| t.f_detach_copy()?.f_set_requires_grad(trainable);
+        let copy = |t: &Tensor| t.f_detach()?.f_detach_copy()?.f_set_requires_grad(trainable);
         let pairs = self.pairs.iter();
         let pairs = pairs.map(|(&at, pair)| Ok((at, Pair { a: copy(&pair.a)?, b: copy(&pair.b)? })));
         Ok(Self { config: self.config.clone(), pairs: pairs.collect::<Result<_>>()? })
