@@ -11,6 +11,7 @@ pub(super) use block::BLOCK;
 use block::Block;
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tensor::tch::{Device, Kind, Tensor};
 
 #[cfg(target_arch = "x86_64")]
@@ -160,12 +161,31 @@ fn product_of<B: Block>(w: Matrix<'_>, x: &[f32], y: &mut [f32], path: Path) {
 }
 
 /// Calls `work` with ranges that partition `0..rows`, from several threads where that pays.
+///
+/// The caller takes chunks like everyone else: it neither sleeps until the pool has woken nor waits for a thread that comes
+/// late and finds nothing left to do, beyond that thread's waking.
 fn share(rows: usize, row_bytes: usize, work: impl Fn(Range<usize>) + Sync) {
-    if rows * row_bytes < SERIAL_BELOW || rayon::current_num_threads() == 1 {
+    let threads = rayon::current_num_threads();
+    if rows * row_bytes < SERIAL_BELOW || threads == 1 {
         return work(0..rows);
     }
     let step = (CHUNK / row_bytes).max(1);
-    (0..rows.div_ceil(step)).into_par_iter().for_each(|i| work(i * step..rows.min((i + 1) * step)));
+    let next = AtomicUsize::new(0);
+    let take_chunks = || {
+        loop {
+            let first = next.fetch_add(step, Ordering::Relaxed);
+            if first >= rows {
+                return;
+            }
+            work(first..rows.min(first + step));
+        }
+    };
+    rayon::in_place_scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|_| take_chunks());
+        }
+        take_chunks();
+    });
 }
 
 /// Sums of products of a row of weights with each of up to [`TILE`] rows of `x`.
