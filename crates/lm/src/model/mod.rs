@@ -24,6 +24,7 @@ use pass::{Exit, Tokens, Walk};
 use rope::Turns;
 use source::Source;
 use tensor::tch::{Device, Kind, Tensor};
+use tensor::threads::OneLibtorchThread;
 
 /// A decoder: embeddings, layers, final norm and head, with a socket at each place where research plugs in.
 ///
@@ -135,7 +136,15 @@ impl Model {
     /// As [`logits`](Self::logits).
     pub fn last_logits(&self, ids: &Tensor, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         refuse_stop(pass)?;
+        let _one = self.one_thread(ids.numel() as i64);
         self.head(&self.hidden(ids, pass)?.f_select(1, -1)?)
+    }
+
+    /// Keeps libtorch to one thread while a few tokens go through packed weights: the operators between their products are
+    /// small, and libtorch's threads, which wait by spinning, would take the cores from the products'.
+    pub(crate) fn one_thread(&self, tokens: i64) -> Option<OneLibtorchThread> {
+        let packed = self.head_layer().has_own_threads();
+        (packed && tokens <= crate::packed::DIRECT).then(OneLibtorchThread::new)
     }
 
     /// Logits `[…, vocab]` of final activations `[…, width]`.
@@ -194,6 +203,11 @@ impl Model {
         if pass.cache.is_some() {
             self.check_causal()?;
         }
+        // The operators between packed products are small: several threads would only wait for each other.
+        let few = tokens.batch * tokens.time <= crate::packed::DIRECT;
+        let own =
+            few && self.blocks.first().and_then(|b| b.linear(Projection::Up)).is_some_and(|l| l.has_own_threads());
+        let _one = own.then(tensor::threads::OneLibtorchThread::new);
         let result = self.layers(x, first, tokens, pass);
         let Some(cache) = pass.cache.as_deref_mut() else {
             return result;
