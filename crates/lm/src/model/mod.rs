@@ -203,11 +203,7 @@ impl Model {
         if pass.cache.is_some() {
             self.check_causal()?;
         }
-        // The operators between packed products are small: several threads would only wait for each other.
-        let few = tokens.batch * tokens.time <= crate::packed::DIRECT;
-        let own =
-            few && self.blocks.first().and_then(|b| b.linear(Projection::Up)).is_some_and(|l| l.has_own_threads());
-        let _one = own.then(tensor::threads::OneLibtorchThread::new);
+        let _one = self.one_thread(tokens.batch * tokens.time);
         let result = self.layers(x, first, tokens, pass);
         let Some(cache) = pass.cache.as_deref_mut() else {
             return result;
