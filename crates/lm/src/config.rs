@@ -175,11 +175,12 @@ impl ModelConfig {
     }
 
     /// As [`llama`](Self::llama), with a mixture of `experts` of hidden width `ffn` in each layer, of which a token uses
-    /// `top_k`; balance loss with factor 0.01.
+    /// `top_k`; balance loss with factor 0.01. The weights of the chosen experts are made to sum to 1, unless it is one: its
+    /// weight would always be 1 and teach the router nothing.
     #[must_use]
     pub fn mixtral(mut self, experts: usize, top_k: usize) -> Self {
         self.architecture = Architecture::Mixtral;
-        self.moe = Some(MoeConfig { experts, top_k, renormalize: true, balance: 0.01, z_loss: 0.0 });
+        self.moe = Some(MoeConfig { experts, top_k, renormalize: top_k > 1, balance: 0.01, z_loss: 0.0 });
         self
     }
 
@@ -223,11 +224,23 @@ impl ModelConfig {
                 let expected = format!("from 1 to the number of experts, {}", moe.experts);
                 return Err(Error::config("moe.top_k", expected, moe.top_k));
             }
+            if moe.top_k == 1 && moe.renormalize && moe.experts > 1 {
+                let expected =
+                    "false for one expert a token: its weight would always be 1 and teach the router nothing";
+                return Err(Error::config("moe.renormalize", expected, true));
+            }
             for (field, value) in [("moe.balance", moe.balance), ("moe.z_loss", moe.z_loss)] {
                 if !(value.is_finite() && value >= 0.0) {
                     return Err(Error::config(field, "at least 0 and finite", value));
                 }
             }
+        }
+        if !(self.initializer_range.is_finite() && self.initializer_range >= 0.0) {
+            return Err(Error::config("initializer_range", "at least 0 and finite", self.initializer_range));
+        }
+        if self.rope.is_none() != (self.architecture == Architecture::Gpt2) {
+            let expected = "there for every family but GPT-2, which has learned positions";
+            return Err(Error::config("rope", expected, if self.rope.is_none() { "missing" } else { "there" }));
         }
         if let Some(id) = self.bos.iter().chain(&self.eos).find(|id| i64::from(**id) >= self.vocab) {
             return Err(Error::config("bos or eos", format!("a token below {}", self.vocab), id));
@@ -319,11 +332,14 @@ impl ModelConfig {
             fields["attention_bias"] = self.output_bias.into();
             fields["mlp_bias"] = self.ffn_bias.into();
         }
+        if matches!(self.architecture, Architecture::Mistral | Architecture::Mixtral) {
+            // Absent, it would mean 4096 to other readers.
+            fields["sliding_window"] = Value::Null;
+        }
         if let Some(moe) = &self.moe {
             fields["num_local_experts"] = moe.experts.into();
             fields["num_experts_per_tok"] = moe.top_k.into();
             fields["router_aux_loss_coef"] = moe.balance.into();
-            fields["sliding_window"] = Value::Null;
             // Ours; Mixtral always makes the weights sum to 1.
             fields["norm_topk_prob"] = moe.renormalize.into();
             fields["router_z_loss_coef"] = moe.z_loss.into();
@@ -473,6 +489,7 @@ impl Fields<'_> {
             return Err(Error::config("num_attention_heads", "at least 1", heads));
         }
         let context = self.int("max_position_embeddings")?;
+        let mixtral = architecture == Architecture::Mixtral;
         let attention_bias = self.bool_or("attention_bias", false)?;
         Ok(ModelConfig {
             architecture,
@@ -484,8 +501,8 @@ impl Fields<'_> {
             head_dim: self.int_or("head_dim", Some(width / heads))?,
             ffn: self.int("intermediate_size")?,
             context: self.window()?.map_or(context, |window| window.min(context)),
-            norm_epsilon: self.float_or("rms_norm_eps", Some(1e-6))?,
-            rope: Some(self.rope(context)?),
+            norm_epsilon: self.float_or("rms_norm_eps", Some(if mixtral { 1e-5 } else { 1e-6 }))?,
+            rope: Some(self.rope(context, if mixtral { 1e6 } else { 1e4 })?),
             tied: self.bool_or("tie_word_embeddings", false)?,
             qkv_bias: attention_bias || architecture == Architecture::Qwen2,
             output_bias: attention_bias && architecture == Architecture::Llama,
@@ -541,17 +558,18 @@ impl Fields<'_> {
     }
 
     fn moe(&self) -> Result<MoeConfig> {
+        let several = self.count("num_experts_per_tok")? > 1;
         Ok(MoeConfig {
             experts: self.count("num_local_experts")?,
             top_k: self.count("num_experts_per_tok")?,
-            renormalize: self.bool_or("norm_topk_prob", true)?,
+            renormalize: self.bool_or("norm_topk_prob", several)?,
             balance: self.float_or("router_aux_loss_coef", Some(0.001))?,
             z_loss: self.float_or("router_z_loss_coef", Some(0.0))?,
         })
     }
 
     /// RoPE as older (`rope_theta`, `rope_scaling`) and newer (`rope_parameters`) files write it.
-    fn rope(&self, context: i64) -> Result<Rope> {
+    fn rope(&self, context: i64, theta: f64) -> Result<Rope> {
         let (field, inner) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
             (Some(inner), _) => ("rope_parameters", Some(inner)),
             (None, inner) => ("rope_scaling", inner),
@@ -564,7 +582,7 @@ impl Fields<'_> {
         let inner = Fields(inner);
         let theta = match inner.get("rope_theta") {
             Some(_) => inner.float_or("rope_theta", None)?,
-            None => self.float_or("rope_theta", Some(1e4))?,
+            None => self.float_or("rope_theta", Some(theta))?,
         };
         let kind = match (inner.get("rope_type"), inner.get("type")) {
             (Some(kind), _) | (None, Some(kind)) => {

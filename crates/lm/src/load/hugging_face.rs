@@ -47,8 +47,8 @@ impl Model {
     /// [`Error::RopeScaling`] for a model that isn't built; [`Error::Tensors`] listing every missing and unexpected tensor;
     /// [`Error::TensorShape`], [`Error::TensorType`].
     pub fn from_hugging_face(folder: &Path, kind: Kind, device: Device) -> Result<Self> {
-        let config = ModelConfig::from_hugging_face(&read_json(&folder.join(CONFIG))?)?;
-        let mut source = HuggingFace::open(folder, &config, kind, device)?;
+        let mut config = ModelConfig::from_hugging_face(&read_json(&folder.join(CONFIG))?)?;
+        let mut source = HuggingFace::open(folder, &mut config, kind, device)?;
         Self::build(&config, &mut source, kind, device)
     }
 
@@ -56,9 +56,26 @@ impl Model {
     /// written unpacked. What plugs add beyond the model's own tensors isn't written.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Checkpoint`] for a kind that safetensors lacks.
+    /// [`Error::Io`]; [`Error::Checkpoint`] for a kind that safetensors lacks, and for biases that the family's `config.json`
+    /// has no words for.
     pub fn save_hugging_face(&self, folder: &Path) -> Result<()> {
         let path = folder.join(SINGLE);
+        let config = self.config();
+        let family = config.architecture;
+        let expressible = match family {
+            Architecture::Llama => config.qkv_bias == config.output_bias,
+            Architecture::Mistral | Architecture::Mixtral => !config.qkv_bias && !config.output_bias,
+            Architecture::Qwen2 | Architecture::Gpt2 => true,
+        };
+        if !expressible {
+            let reason = format!(
+                "biases of {} (q, k, v: {}; output: {}) can't be said in its config.json",
+                family.model_type(),
+                config.qkv_bias,
+                config.output_bias
+            );
+            return Err(Error::Checkpoint { path, reason });
+        }
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
         let names = Names::new(self.config().architecture);
         let mut own = self.tensors()?;
@@ -241,12 +258,14 @@ struct HuggingFace {
 }
 
 impl HuggingFace {
-    fn open(folder: &Path, config: &ModelConfig, kind: Kind, device: Device) -> Result<Self> {
+    fn open(folder: &Path, config: &mut ModelConfig, kind: Kind, device: Device) -> Result<Self> {
         let names = Names::new(config.architecture);
         let mut source = Self { names, entries: BTreeMap::new(), files: BTreeMap::new(), kind, device };
         for path in shards(folder)? {
             source.add(path)?;
         }
+        // Without a head of its own a model's head is the table of embeddings, whatever the configuration says.
+        config.tied |= !source.entries.contains_key("lm_head.weight");
         source.compare(folder, config)?;
         Ok(source)
     }

@@ -296,6 +296,33 @@ impl Model {
         self.block_mut(layer)?.replace(which, new)
     }
 
+    /// Puts another linear map into the socket of the embeddings, `[vocab, width]`, and returns the one that was there. In a tied
+    /// model it is the head too.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other sizes.
+    pub fn set_embedding(&mut self, new: Box<dyn LinearLayer>) -> Result<Box<dyn LinearLayer>> {
+        self.check_table("embedding", &*new)?;
+        Ok(std::mem::replace(&mut self.embedding, new))
+    }
+
+    /// Puts another linear map into the socket of the head, `[vocab, width]`, and returns the one that was there; none if the head
+    /// was the table of embeddings. The model isn't tied any more.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other sizes.
+    pub fn set_head(&mut self, new: Box<dyn LinearLayer>) -> Result<Option<Box<dyn LinearLayer>>> {
+        self.check_table("head", &*new)?;
+        self.config.tied = false;
+        Ok(self.head.replace(new))
+    }
+
+    fn check_table(&self, name: &str, table: &dyn LinearLayer) -> Result<()> {
+        let (wanted, got) = ((self.config.vocab, self.config.width), (table.out_features(), table.in_features()));
+        let expected = format!("[{}, {}] by its features", wanted.0, wanted.1);
+        if wanted == got { Ok(()) } else { Err(Error::invalid(name, expected, format!("[{}, {}]", got.0, got.1))) }
+    }
+
     /// The mixture of experts of a layer, if it has one.
     ///
     /// # Errors
@@ -393,30 +420,59 @@ impl Model {
         }
     }
 
-    /// Bytes of the weights in memory.
+    /// Bytes of linear maps, embeddings, routers and experts in memory (not of the norms, which are small).
     pub fn bytes(&self) -> u64 {
         let ends = self.embedding.bytes() + self.head.as_ref().map_or(0, |h| h.bytes());
         let positions = self.positions.as_ref().map_or(0, crate::linear::bytes_of);
         ends + positions + self.blocks.iter().map(Block::bytes).sum::<u64>()
     }
 
-    /// A digest of the configuration and of a row of every projection, the same for a checkpoint however it is stored in
-    /// memory and on disk: what was made for a model (a steering plan, an adapter) can tell whether it meets it again.
+    /// A digest by which what was made for a model (a steering plan, kept activations) can tell whether it meets it again.
+    ///
+    /// It covers the sizes, the first row and the bias of every linear map and of the embeddings, the norms, the first row of learned
+    /// positions and of everything that routers and resident experts have, and the names of plugs that aren't the defaults. For f32
+    /// it is the same whether the checkpoint was a GGUF file or a folder, and whether it is dense or packed. It can't see a change
+    /// in other rows only.
     ///
     /// # Errors
     /// What a plug reports.
     pub fn fingerprint(&self) -> Result<String> {
         use sha2::{Digest as _, Sha256};
         let mut digest = Sha256::new();
-        digest.update(self.config.to_hugging_face().to_string());
+        let c = &self.config;
+        let sizes = (c.vocab, c.width, c.layers, c.heads, c.kv_heads, c.head_dim, c.ffn, c.context);
+        // Files differ in how exactly they write the base.
+        let theta = c.rope.as_ref().map(|r| r.theta as f32);
+        digest.update(format!("{sizes:?} {theta:?} {:?}", c.moe.as_ref().map(|m| (m.experts, m.top_k))));
+        let mut add = |name: &str, values: &Tensor| -> Result<()> {
+            digest.update(name);
+            let values = values.f_detach()?.f_reshape([-1])?.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
+            for value in Vec::<f32>::try_from(&values)? {
+                digest.update(value.to_le_bytes());
+            }
+            Ok(())
+        };
         let first = Tensor::from_slice(&[0i64]).f_to_device(self.device)?;
         let blocks = self.blocks.iter();
         let linears = blocks.flat_map(|b| Projection::ALL.iter().filter_map(|&p| b.linear(p)));
-        for linear in std::iter::once(self.head_layer()).chain(linears) {
-            let row = linear.rows(&first)?.f_reshape([-1])?.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
-            for value in Vec::<f32>::try_from(&row)? {
-                digest.update(value.to_le_bytes());
+        for linear in [&*self.embedding, self.head_layer()].into_iter().chain(linears) {
+            add("linear", &linear.rows(&first)?)?;
+            if let Some(bias) = linear.bias() {
+                add("bias", &bias)?;
             }
+        }
+        for (name, tensor) in self.parameters() {
+            if name.contains("norm") {
+                add(&name, &tensor)?;
+            } else if name.contains("block_sparse_moe") || name.contains("embed_positions") {
+                add(&name, &if tensor.dim() > 1 { tensor.f_select(0, 0)? } else { tensor })?;
+            }
+        }
+        let name = |plug: String| plug.split([' ', '(']).next().unwrap_or_default().to_owned();
+        digest.update(name(format!("{:?}", self.attention)));
+        for layer in self.blocks.iter().filter_map(Block::experts) {
+            digest.update(name(format!("{:?}", layer.router())));
+            digest.update(name(format!("{:?}", layer.experts())));
         }
         Ok(crate::hex(&digest.finalize()))
     }

@@ -13,7 +13,7 @@ pub struct LayerRouting {
     pub layer: usize,
     /// The assignments.
     pub routing: Routing,
-    /// Assignments by expert, of real tokens and padding alike.
+    /// Assignments of real tokens by expert.
     pub counts: Vec<usize>,
 }
 
@@ -86,9 +86,12 @@ impl MoeLayer {
         routings: Option<&mut Vec<LayerRouting>>,
     ) -> Result<Tensor> {
         let size = x.size();
+        if size.is_empty() {
+            return Err(Error::shape("The activations", "[…, width]", x));
+        }
         let flat = x.f_reshape([-1, size[size.len() - 1]])?; // (n, width)
         let routing = self.router.route(&flat, context)?;
-        let plan = Plan::new(&routing, flat.size()[0], self.router.experts())?;
+        let plan = Plan::new(&routing, flat.size()[0], self.router.experts(), context.real)?;
         let out = plan.run(&flat, &routing, context.layer, &*self.experts)?;
         if let Some(routings) = routings {
             routings.push(LayerRouting { layer: context.layer, routing, counts: plan.counts });
@@ -123,7 +126,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(routing: &Routing, tokens: i64, experts: usize) -> Result<Self> {
+    fn new(routing: &Routing, tokens: i64, experts: usize, real: Option<&Tensor>) -> Result<Self> {
         let token = Vec::<i64>::try_from(&routing.token)?;
         let expert = Vec::<i64>::try_from(&routing.expert)?;
         let weight = Vec::<f64>::try_from(&routing.weight.f_detach()?.f_to_kind(Kind::Double)?)?;
@@ -137,12 +140,16 @@ impl Plan {
         if let Some(bad) = expert.iter().find(|e| !(0..experts as i64).contains(e)) {
             return Err(Error::invalid("routing.expert", format!("from 0 and below {experts}"), bad));
         }
+        // Padding is never attended to, so no expert needs to be read for it, and it doesn't count as load.
+        let real = real.map(Vec::<bool>::try_from).transpose()?;
+        let counts_for = |a: i64| real.as_ref().is_none_or(|real| real[token[a as usize] as usize]);
+        let mut order: Vec<i64> = (0..token.len() as i64).filter(|&a| counts_for(a)).collect();
         let (mut counts, mut largest) = (vec![0; experts], vec![f64::NEG_INFINITY; experts]);
-        for (&e, &w) in expert.iter().zip(&weight) {
+        for &a in &order {
+            let (e, w) = (expert[a as usize], weight[a as usize]);
             counts[e as usize] += 1;
             largest[e as usize] = largest[e as usize].max(w);
         }
-        let mut order: Vec<i64> = (0..token.len() as i64).collect();
         order.sort_by_key(|&a| (expert[a as usize], token[a as usize]));
         let tokens = order.iter().map(|&a| token[a as usize]).collect();
         Ok(Self { counts, order, tokens, largest })

@@ -12,7 +12,8 @@ pub struct RouteContext<'a> {
     pub layer: usize,
     /// Texts in the batch; the N tokens are theirs, row by row.
     pub batch: i64,
-    /// Which of the N tokens are real, `[N]` of bool; none if all are. Padding is routed, but must not count.
+    /// Which of the N tokens are real, `[N]` of bool; none if all are. Padding may be routed, but must not count in losses; the
+    /// layer gives it to no expert.
     pub real: Option<&'a Tensor>,
     /// Whether the pass trains: losses are wanted.
     pub training: bool,
@@ -125,7 +126,7 @@ impl SoftmaxRouter {
             }
         };
         let counts = chosen.f_reshape([-1])?.f_bincount(None::<Tensor>, experts)?.f_to_kind(Kind::Float)?;
-        let share = &counts / (chosen.numel() as f64); // (e)
+        let share = counts.f_div_scalar(chosen.numel().max(1) as f64)?; // (e)
         let mean = probabilities.f_mean_dim([0i64].as_slice(), false, Kind::Float)?; // (e)
         Ok(share.f_mul(&mean)?.f_sum(Kind::Float)?.f_mul_scalar(self.config.balance * experts as f64)?)
     }

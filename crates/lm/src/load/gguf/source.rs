@@ -112,7 +112,11 @@ impl<'a> GgufSource<'a> {
         }
         let start = entry.range.start + (part * rows * row_bytes) as u64;
         // The configuration has been validated: rows of q and k are whole heads of an even width.
-        let head = permuted.then_some(self.head_dim).filter(|&head| head > 0 && rows.is_multiple_of(head));
+        let head = permuted.then_some(self.head_dim);
+        if head.is_some_and(|head| head == 0 || !rows.is_multiple_of(head)) {
+            let expected = "stored so that the rows of its heads can be brought into another order";
+            return Err(Error::config(&entry.name, expected, entry.dtype.name()));
+        }
         Ok(Rows { entry: entry.clone(), start, count: rows, row_bytes, columns, head })
     }
 
