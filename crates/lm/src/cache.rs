@@ -29,7 +29,7 @@ pub trait KvStore: fmt::Debug + Send {
     /// Whatever the plug reports.
     fn truncate(&mut self, len: i64) -> Result<()>;
 
-    /// Makes row `i` what row `rows[i]` was (i64, any length), for beams and for finished rows.
+    /// Makes row `i` what row `rows[i]` was (i64, any length, on any device), for beams and for finished rows.
     ///
     /// # Errors
     /// Whatever the plug reports.
@@ -133,10 +133,13 @@ impl KvStore for GrowingKv {
     }
 
     fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
-        for layer in self.layers.iter_mut().flatten() {
-            layer.key = layer.key.f_index_select(0, rows)?;
-            layer.value = layer.value.f_index_select(0, rows)?;
-        }
+        let select = |layer: &Option<Layer>| {
+            let Some(Layer { key, value, len }) = layer else { return Ok(None) };
+            let rows = rows.f_to_device(key.device())?;
+            Ok(Some(Layer { key: key.f_index_select(0, &rows)?, value: value.f_index_select(0, &rows)?, len: *len }))
+        };
+        // All layers or none: rows of different texts must not meet.
+        self.layers = self.layers.iter().map(select).collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -237,7 +240,7 @@ impl Cache {
         let index = Tensor::from_slice(rows);
         self.store.select_rows(&index)?;
         if let Some(real) = &mut self.real {
-            *real = real.f_index_select(0, &index.to_device(real.device()))?;
+            *real = real.f_index_select(0, &index.f_to_device(real.device())?)?;
         }
         let pick = |values: &[i64]| rows.iter().map(|&r| values[r as usize]).collect();
         self.next = pick(&self.next);

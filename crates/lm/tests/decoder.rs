@@ -251,6 +251,10 @@ fn masks_other_than_left_padding_are_refused() {
     assert!(matches!(run([true, true, false, true, true, true]), Error::InvalidArgument { .. }));
     assert!(matches!(run([true, false, true, true, true, true]), Error::InvalidArgument { .. }));
     assert!(matches!(run([true, true, true, false, false, false]), Error::EmptyPrompt { row: 1 }));
+    // A float mask could be meant to be added to scores.
+    let floats = Tensor::ones([2, 3], (Kind::Float, model.device()));
+    let error = model.hidden(&two, &mut Pass { real: Some(&floats), ..Pass::default() }).unwrap_err();
+    assert!(error.to_string().contains("Bool") && error.to_string().contains("Float"), "{error}");
     let wrong = Tensor::from_slice(&[true, true]).view([1, 2]);
     assert!(matches!(
         model.hidden(&two, &mut Pass { real: Some(&wrong), ..Pass::default() }),

@@ -87,10 +87,10 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TokenOutOfRange`], [`Error::ContextOverflow`], [`Error::InvalidArgument`] for a
-    /// mask that isn't left-padded; what hooks and plugs report. The cache is then what it was before.
+    /// mask that isn't of bool or not left-padded; what hooks and plugs report. The cache is then what it was before.
     pub fn hidden(&self, ids: &Tensor, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let [batch, time] = self.check_ids(ids)?;
-        let tokens = Tokens::new(pass, batch, time, &self.config)?;
+        let tokens = Tokens::new(pass, [batch, time], ids.device(), &self.config)?;
         let mut x = self.embedding.rows(ids)?; // (b, t, width)
         if let Some(positions) = &self.positions {
             x = x.f_add(&positions.f_index_select(0, &tokens.positions.f_reshape([-1])?)?.f_view([
@@ -113,7 +113,7 @@ impl Model {
         }
         match x.size()[..] {
             [batch, time, width] if width == self.config.width => {
-                let tokens = Tokens::new(pass, batch, time, &self.config)?;
+                let tokens = Tokens::new(pass, [batch, time], x.device(), &self.config)?;
                 self.walk(x.shallow_clone(), layer, &tokens, pass)
             }
             _ => Err(Error::shape("The activations", format!("[batch, time, {}]", self.config.width), x)),

@@ -6,7 +6,7 @@ use crate::hooks::{Hooks, Site, TokenInfo};
 use crate::lora::AdapterView;
 use crate::moe::LayerRouting;
 use crate::{Error, Result};
-use tensor::tch::{Kind, Tensor};
+use tensor::tch::{Device, Kind, Tensor};
 
 /// What a pass uses besides its tokens. `Pass::default()` is the plain full pass.
 #[derive(Debug, Default)]
@@ -47,8 +47,14 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// Checks mask, cache and context for tokens (or activations) of `batch` rows and `time` columns.
-    pub(crate) fn new(pass: &Pass<'_, '_>, batch: i64, time: i64, config: &ModelConfig) -> Result<Self> {
+    /// Checks mask, cache and context for tokens (or activations) of `batch` rows and `time` columns on `device`, where
+    /// everything is put that goes with them.
+    pub(crate) fn new(
+        pass: &Pass<'_, '_>,
+        [batch, time]: [i64; 2],
+        device: Device,
+        config: &ModelConfig,
+    ) -> Result<Self> {
         let cache = pass.cache.as_deref();
         let past = cache.map_or(0, Cache::len);
         if time == 0 || batch == 0 {
@@ -64,7 +70,7 @@ impl Tokens {
             None => None,
             Some(real) => {
                 check_mask(real, batch, time, past)?;
-                if bool::try_from(real.f_all()?)? { None } else { Some(real.f_to_kind(Kind::Bool)?) }
+                if bool::try_from(real.f_all()?)? { None } else { Some(real.f_to_device(device)?) }
             }
         };
         let lengths: Vec<i64> = match &real {
@@ -76,7 +82,6 @@ impl Tokens {
         if longest > max {
             return Err(Error::ContextOverflow { len: longest, max });
         }
-        let device = pass.real.map_or(tensor::tch::Device::Cpu, Tensor::device);
         let uniform = real.is_none() && (0..batch as usize).all(|row| starts(row) == starts(0));
         let positions = if uniform {
             Tensor::f_arange_start(starts(0), starts(0) + time, (Kind::Int64, device))?.f_view([1, time])?
@@ -92,7 +97,7 @@ impl Tokens {
             (None, None) => None,
             (before, now) => {
                 let ones = |n| Tensor::f_ones([batch, n], (Kind::Bool, device));
-                let before = before.map_or_else(|| ones(past), |b| Ok(b.shallow_clone()))?;
+                let before = before.map_or_else(|| ones(past), |b| b.f_to_device(device))?;
                 let now = now.as_ref().map_or_else(|| ones(time), |n| Ok(n.shallow_clone()))?;
                 Some(Tensor::f_cat(&[before, now], 1)?)
             }
@@ -128,6 +133,9 @@ impl Tokens {
 fn check_mask(real: &Tensor, batch: i64, time: i64, past: i64) -> Result<()> {
     if real.size() != [batch, time] {
         return Err(Error::shape("The mask of real tokens", format!("[{batch}, {time}]"), real));
+    }
+    if real.kind() != Kind::Bool {
+        return Err(Error::invalid("real", "of the kind Bool, true for real tokens", format!("{:?}", real.kind())));
     }
     let real = real.f_to_kind(Kind::Int64)?;
     let last = Vec::<i64>::try_from(real.f_select(1, time - 1)?)?;
