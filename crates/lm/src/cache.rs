@@ -9,7 +9,9 @@ use tensor::tch::Tensor;
 /// All rows of a batch have the same number of tokens, padding included. A pass appends to each layer once, in order.
 pub trait KvStore: fmt::Debug + Send {
     /// Appends keys and values `[batch, kv_heads, time, head_dim]` to a layer and returns all of them,
-    /// `[batch, kv_heads, total, head_dim]`. What is returned is read before the next append and not kept.
+    /// `[batch, kv_heads, total, head_dim]`. What is returned is read before the next append and not kept. Keys are
+    /// turned by their positions already (RoPE). Nothing may be left out: a pass whose store has fewer or more tokens in a
+    /// layer than were read is refused, so a store that forgets tokens can't be one.
     ///
     /// # Errors
     /// Whatever the plug reports, for instance that memory is out.

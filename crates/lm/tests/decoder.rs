@@ -350,3 +350,21 @@ fn the_trait_sees_the_model() {
     let hidden = model.forward_hidden(&ids(&[3, 4]), None, &mut cache).unwrap();
     assert_eq!(hidden, model.hidden(&ids(&[3, 4]), &mut Pass::default()).unwrap());
 }
+
+#[test]
+fn gradients_through_a_cache_are_refused_and_values_are_not() {
+    let mut model = model(&tiny());
+    model.set_trainable(true);
+    let mut cache = model.new_cache();
+    let error = model.hidden(&ids(&[3, 4]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("cache") && text.contains("no_grad"), "{text}");
+    assert_eq!((cache.len(), cache.store().len(0)), (0, 0));
+    let guard = lm::tensor::tch::no_grad_guard();
+    let _ = model.hidden(&ids(&[3, 4]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
+    drop(guard);
+    assert_eq!(cache.len(), 2);
+    // Without a cache every weight gets its gradient.
+    logits(&model, &ids(&[3, 4])).sum(Kind::Double).backward();
+    assert!(model.parameters().iter().all(|(_, t)| t.grad().defined()));
+}

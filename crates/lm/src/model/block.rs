@@ -12,6 +12,7 @@ use crate::hooks::Site;
 use crate::linear::{LinearLayer, Projection};
 use crate::lora::AdapterView;
 use crate::moe::{LayerRouting, MoeLayer, RouteContext};
+use crate::packed::recorded;
 use crate::{Error, Result};
 use tensor::tch::Tensor;
 
@@ -124,6 +125,11 @@ impl Block {
                     let expected = format!("{} tokens in layer {}", shared.tokens.past, self.number);
                     let got = format!("{}; an earlier pass stopped before this layer", store.len(self.number));
                     return Err(Error::invalid("cache", expected, got));
+                }
+                // Stores hold values: later tokens' losses would lose their share of the gradient without a word.
+                if recorded(&key)? || recorded(&value)? {
+                    let expected = "none while gradients are recorded: pass the whole text without it, or use no_grad";
+                    return Err(Error::invalid("cache", expected, "a cache of values without gradients"));
                 }
                 store.append(self.number, &key, &value)?
             }

@@ -11,7 +11,9 @@ use tensor::tch::{Device, Kind, Tensor};
 /// What a pass uses besides its tokens. `Pass::default()` is the plain full pass.
 #[derive(Debug, Default)]
 pub struct Pass<'a, 'h> {
-    /// Keys and values of earlier tokens; this pass's are appended. None: the tokens are the whole text.
+    /// Keys and values of earlier tokens; this pass's are appended. None: the tokens are the whole text. What is appended
+    /// has no gradient, so a pass whose keys or values are recorded by autograd is refused: go without a cache, or under
+    /// `no_grad`.
     pub cache: Option<&'a mut Cache>,
     /// Which tokens are real, `[batch, time]` of bool, padding on the left; none if all are.
     pub real: Option<&'a Tensor>,
