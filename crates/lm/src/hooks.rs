@@ -123,6 +123,9 @@ pub struct TokenInfo<'a> {
     pub real: Option<&'a Tensor>,
     /// Number of real prompt tokens of each row: a token at this position or later was generated.
     pub prompt_lengths: &'a [i64],
+    /// Number of each row among the prompts as they were given: in a generation finished rows leave the batch, and the
+    /// others keep their numbers. Outside of one it counts from 0.
+    pub rows: &'a [usize],
     /// Number of passes that this cache has seen before (0 for the prompt).
     pub step: usize,
 }

@@ -7,8 +7,10 @@ use lm::Error;
 use lm::generate::{
     Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, StopReason, generate, generate_with, left_pad,
 };
+use lm::hooks::{Hooks, Site, TokenInfo};
+use lm::lora::{Adapter, LoraConfig};
 use lm::model::Pass;
-use lm::tensor::tch::Tensor;
+use lm::tensor::tch::{Kind, Tensor, no_grad_guard};
 use std::ops::ControlFlow;
 
 fn greedy(n: usize) -> GenerateConfig {
@@ -186,4 +188,59 @@ fn prompts_are_padded_on_the_left() {
     assert_eq!(batch, Tensor::from_slice(&[3i64, 4, 5, 0, 0, 6]).view([2, 3]));
     assert_eq!(real.unwrap(), Tensor::from_slice(&[true, true, true, false, false, true]).view([2, 3]));
     assert!(left_pad(&[vec![1], vec![2]], lm::tensor::tch::Device::Cpu).unwrap().1.is_none());
+}
+
+/// Ends row 0 after its first token.
+fn ends_first(token: lm::generate::Token) -> ControlFlow<()> {
+    if token.row == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+#[test]
+fn an_adapters_mask_goes_with_its_rows_when_others_end() {
+    let model = model(&tiny());
+    let config = LoraConfig { rank: 2, ..LoraConfig::default() };
+    let adapter = Adapter::new(model.config(), &config, Kind::Double, model.device()).unwrap();
+    for (_, mut tensor) in adapter.parameters() {
+        let _guard = no_grad_guard();
+        let _ = tensor.fill_(0.3);
+    }
+    let prompts = [vec![3, 4, 5], vec![6], vec![7]];
+    let alone = |row: usize, with: bool| {
+        let plugs = Plugs { adapter: with.then(|| adapter.view()), ..Plugs::default() };
+        generate_with(&model, &prompts[row..=row], &greedy(8), plugs, |_| ControlFlow::Continue(())).unwrap().remove(0)
+    };
+    let rows = Tensor::from_slice(&[true, false, true]);
+    let adapter_view = Some(adapter.view().with_rows(&rows).unwrap());
+    let plugs = Plugs { adapter: adapter_view, ..Plugs::default() };
+    let texts = generate_with(&model, &prompts, &greedy(8), plugs, ends_first).unwrap();
+    assert_eq!(texts[0].tokens, alone(0, true).tokens[..1]);
+    assert_eq!(texts[1].tokens, alone(1, false).tokens);
+    assert_eq!(texts[2].tokens, alone(2, true).tokens);
+    assert_ne!(alone(2, true).tokens, alone(2, false).tokens);
+    let refused = Decoding::new(&model, &prompts[1..], &greedy(1), Plugs { adapter: adapter_view, ..Plugs::default() });
+    assert!(matches!(refused, Err(Error::Shape { .. })));
+}
+
+#[test]
+fn a_hook_knows_its_rows_when_others_end() {
+    let model = model(&tiny());
+    let prompts = [vec![3, 4, 5], vec![6], vec![7, 8]];
+    let direction = (Tensor::arange(16, (Kind::Double, model.device())) * 0.7).sin();
+    let strengths = [0.0, 1.5, -1.5];
+    // Row `r` of the call is prompt `first + r`.
+    let run = |prompts: &[Vec<u32>], first: usize, on_token: fn(lm::generate::Token) -> ControlFlow<()>| {
+        let mut hook = |_: Site, x: &Tensor, tokens: &TokenInfo<'_>| {
+            let by_row: Vec<f64> = tokens.rows.iter().map(|&row| strengths[first + row]).collect();
+            Ok(Some(x + Tensor::from_slice(&by_row).view([-1, 1, 1]) * &direction))
+        };
+        let mut hooks = Hooks::new().on(&[Site::ResidPost(0)], &mut hook);
+        let plugs = Plugs { hooks: Some(&mut hooks), ..Plugs::default() };
+        generate_with(&model, prompts, &greedy(8), plugs, on_token).unwrap()
+    };
+    let together = run(&prompts, 0, ends_first);
+    assert_eq!(together[0].tokens.len(), 1);
+    for row in 1..3 {
+        let alone = run(&prompts[row..=row], row, |_| ControlFlow::Continue(()));
+        assert_eq!(together[row].tokens, alone[0].tokens, "row {row}");
+    }
 }

@@ -19,7 +19,7 @@ pub struct Plugs<'a, 'h> {
     pub hooks: Option<&'a mut Hooks<'h>>,
     /// Processors of the logits, applied before those of the settings.
     pub processors: Vec<&'a mut dyn LogitsProcessor>,
-    /// A LoRA adapter.
+    /// A LoRA adapter. Its mask of rows, if it has one, is of the prompts as they are given.
     pub adapter: Option<AdapterView<'a>>,
     /// An empty store for keys and values; the default one otherwise.
     pub store: Option<Box<dyn KvStore>>,
@@ -127,6 +127,8 @@ pub struct Decoding<'a, 'h> {
     rows: Vec<Row>,
     /// Rows that aren't finished, in the order of the cache's rows.
     alive: Vec<usize>,
+    /// The adapter's mask of rows, `[alive]` of bool.
+    adapted: Option<Tensor>,
     steps: usize,
 }
 
@@ -143,8 +145,8 @@ impl<'a, 'h> Decoding<'a, 'h> {
     /// Checks prompts and settings; nothing is computed yet.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`]; [`Error::ContextOverflow`] for a prompt that fills the context; [`Error::TokenOutOfRange`];
-    /// [`Error::InvalidArgument`] for settings outside their domain.
+    /// [`Error::EmptyPrompt`]; [`Error::ContextOverflow`] for a prompt longer than the context; [`Error::TokenOutOfRange`];
+    /// [`Error::InvalidArgument`] for settings outside their domain; [`Error::Shape`] for an adapter's mask of other rows.
     pub fn new(
         model: &'a Model,
         prompts: &[Vec<u32>],
@@ -179,6 +181,10 @@ impl<'a, 'h> Decoding<'a, 'h> {
             stop: (config.max_new_tokens == 0).then_some(StopReason::Length),
         };
         let rows: Vec<Row> = prompts.iter().enumerate().map(row).collect();
+        let adapted = plugs.adapter.and_then(AdapterView::rows).map(Tensor::shallow_clone);
+        if let Some(mask) = adapted.as_ref().filter(|mask| mask.size() != [rows.len() as i64]) {
+            return Err(Error::shape("The adapter's mask of rows", format!("[{}]", rows.len()), mask));
+        }
         let cache = plugs.store.take().map_or_else(|| model.new_cache(), Cache::with_store);
         Ok(Self {
             model,
@@ -189,6 +195,7 @@ impl<'a, 'h> Decoding<'a, 'h> {
             cache,
             alive: (0..rows.len()).filter(|&r| rows[r].stop.is_none()).collect(),
             rows,
+            adapted,
             steps: 0,
         })
     }
@@ -244,11 +251,16 @@ impl<'a, 'h> Decoding<'a, 'h> {
             let last: Vec<i64> = last.collect();
             (Tensor::from_slice(&last).f_view([-1, 1])?.f_to_device(device)?, None)
         };
+        let adapter = match (self.plugs.adapter, &self.adapted) {
+            (Some(adapter), Some(rows)) => Some(adapter.with_rows(rows)?),
+            (adapter, _) => adapter,
+        };
         let mut pass = Pass {
             cache: Some(&mut self.cache),
+            rows: Some(&self.alive),
             real: real.as_ref(),
             hooks: self.plugs.hooks.as_deref_mut(),
-            adapter: self.plugs.adapter,
+            adapter,
             ..Pass::default()
         };
         self.model.last_logits(&ids, &mut pass)
@@ -261,8 +273,13 @@ impl<'a, 'h> Decoding<'a, 'h> {
         if kept.len() == self.alive.len() {
             return Ok(());
         }
-        if !kept.is_empty() && !self.cache.is_empty() {
-            self.cache.select_rows(&kept)?;
+        if !kept.is_empty() {
+            let select = |mask: &Tensor| mask.f_index_select(0, &Tensor::from_slice(&kept).f_to_device(mask.device())?);
+            let adapted = self.adapted.as_ref().map(select).transpose()?;
+            if !self.cache.is_empty() {
+                self.cache.select_rows(&kept)?;
+            }
+            self.adapted = adapted;
         }
         self.alive = kept.iter().map(|&i| self.alive[i as usize]).collect();
         Ok(())

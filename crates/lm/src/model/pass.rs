@@ -24,6 +24,8 @@ pub struct Pass<'a, 'h> {
     /// Real prompt tokens of each row, for hooks; by default all real tokens of the cache's first pass, or of this one
     /// without a cache.
     pub prompt_lengths: Option<&'a [i64]>,
+    /// Number of each row for hooks ([`TokenInfo::rows`]); by default they count from 0.
+    pub rows: Option<&'a [usize]>,
     /// Collects the routing of each mixture-of-experts layer.
     pub routings: Option<&'a mut Vec<LayerRouting>>,
     /// Whether routers are asked for their losses.
@@ -40,6 +42,7 @@ pub(crate) struct Tokens {
     /// `[batch, past + time]` of bool.
     pub all_real: Option<Tensor>,
     pub prompt_lengths: Vec<i64>,
+    pub rows: Vec<usize>,
     /// Position of the token after this pass, by row.
     pub next: Vec<i64>,
     pub past: i64,
@@ -112,8 +115,13 @@ impl Tokens {
             (None, Some(cache)) => cache.prompt_lengths.clone(),
             (None, None) => lengths,
         };
+        let rows = match pass.rows {
+            None => (0..batch as usize).collect(),
+            Some(given) if given.len() as i64 == batch => given.to_vec(),
+            Some(given) => return Err(Error::invalid("rows", format!("one for each of {batch} rows"), given.len())),
+        };
         let step = cache.map_or(0, |c| c.steps);
-        Ok(Self { positions, real, all_real, prompt_lengths, next, past, step, batch, time })
+        Ok(Self { positions, real, all_real, prompt_lengths, rows, next, past, step, batch, time })
     }
 
     /// Positions for every row.
@@ -187,6 +195,7 @@ impl<'a, 'h> Walk<'a, 'h> {
             positions,
             real: tokens.real.as_ref(),
             prompt_lengths: &tokens.prompt_lengths,
+            rows: &tokens.rows,
             step: tokens.step,
         };
         Self { hooks, info }
