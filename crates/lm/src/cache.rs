@@ -166,8 +166,8 @@ pub struct Cache {
     store: Box<dyn KvStore>,
     /// Tokens of each row so far, padding included.
     pub(crate) len: i64,
-    /// Passes so far.
-    pub(crate) steps: usize,
+    /// Where each pass so far began.
+    pub(crate) starts: Vec<i64>,
     /// Which of the `len` tokens are real, `[batch, len]` of bool; none if all are.
     pub(crate) real: Option<Tensor>,
     /// Position of the next token of each row.
@@ -184,7 +184,7 @@ impl Cache {
 
     /// An empty cache on a store of one's own, which must be empty.
     pub fn with_store(store: Box<dyn KvStore>) -> Self {
-        Self { store, len: 0, steps: 0, real: None, next: Vec::new(), prompt_lengths: Vec::new() }
+        Self { store, len: 0, starts: Vec::new(), real: None, next: Vec::new(), prompt_lengths: Vec::new() }
     }
 
     /// Tokens of each row so far, padding included.
@@ -207,7 +207,12 @@ impl Cache {
         &mut *self.store
     }
 
-    /// Forgets all but the first `len` tokens (padding included) of each row.
+    /// Passes so far: those of which a token is left, if the cache was [truncated](Self::truncate).
+    pub fn steps(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Forgets all but the first `len` tokens (padding included) of each row, and the passes that began after them.
     ///
     /// # Errors
     /// What the store reports.
@@ -216,6 +221,7 @@ impl Cache {
         self.store.truncate(len)?;
         let removed = self.len - len;
         self.len = len;
+        self.starts.retain(|&start| start < len);
         match &mut self.real {
             Some(real) => {
                 *real = real.f_narrow(1, 0, len)?;
@@ -258,7 +264,7 @@ impl Cache {
         Ok(Self {
             store: self.store.fork()?,
             len: self.len,
-            steps: self.steps,
+            starts: self.starts.clone(),
             real: self.real.as_ref().map(Tensor::f_alias_copy).transpose()?,
             next: self.next.clone(),
             prompt_lengths: self.prompt_lengths.clone(),

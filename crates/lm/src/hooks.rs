@@ -126,7 +126,7 @@ pub struct TokenInfo<'a> {
     /// Number of each row among the prompts as they were given: in a generation finished rows leave the batch, and the
     /// others keep their numbers. Outside of one it counts from 0.
     pub rows: &'a [usize],
-    /// Number of passes that this cache has seen before (0 for the prompt).
+    /// Number of passes that this cache has seen before (0 for the prompt): [`Cache::steps`](crate::cache::Cache::steps).
     pub step: usize,
 }
 

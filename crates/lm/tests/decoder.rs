@@ -368,3 +368,27 @@ fn gradients_through_a_cache_are_refused_and_values_are_not() {
     logits(&model, &ids(&[3, 4])).sum(Kind::Double).backward();
     assert!(model.parameters().iter().all(|(_, t)| t.grad().defined()));
 }
+
+#[test]
+fn a_pass_that_fails_leaves_no_routings_and_a_cut_cache_counts_the_passes_that_are_left() {
+    let model = model(&tiny().mixtral(4, 2));
+    let mut routings = Vec::new();
+    let mut cache = model.new_cache();
+    let mut pass = Pass { cache: Some(&mut cache), routings: Some(&mut routings), ..Pass::default() };
+    let _ = model.hidden(&ids(&[3, 4, 5]), &mut pass).unwrap();
+    let _ = model.hidden(&ids(&[6]), &mut pass).unwrap();
+    let mut failing = |_: Site, _: &Tensor, _: &TokenInfo<'_>| Err(Error::invalid("strength", "finite", "NaN"));
+    let mut hooks = Hooks::new().on(&[Site::ResidPost(1)], &mut failing);
+    pass.hooks = Some(&mut hooks);
+    assert!(model.hidden(&ids(&[7]), &mut pass).is_err());
+    assert_eq!(routings.len(), 4);
+    let _ = model.hidden(&ids(&[7, 8]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
+    let steps: Vec<usize> = [6, 5, 4, 3, 2, 0]
+        .into_iter()
+        .map(|len| {
+            cache.truncate(len).unwrap();
+            cache.steps()
+        })
+        .collect();
+    assert_eq!(steps, [3, 3, 2, 1, 1, 0]);
+}

@@ -244,3 +244,63 @@ fn a_hook_knows_its_rows_when_others_end() {
         assert_eq!(together[row].tokens, alone[0].tokens, "row {row}");
     }
 }
+
+/// Fails once, for row 1 at a step.
+#[derive(Debug)]
+struct FailsOnce(Option<usize>);
+
+impl LogitsProcessor for FailsOnce {
+    fn process(&mut self, _: &mut [f32], info: &StepInfo<'_>) -> lm::Result<()> {
+        if info.row == 1 && self.0 == Some(info.step) {
+            self.0 = None;
+            return Err(Error::invalid("processor", "patient", "not"));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_step_that_failed_can_be_tried_again_and_leaves_no_trace() {
+    let model = model(&tiny());
+    let prompts = [vec![3, 4, 5], vec![6]];
+    let config = GenerateConfig { temperature: 1.0, seed: 3, ..greedy(6) };
+    let expected = generate(&model, &prompts, &config).unwrap();
+    for at in [0, 3] {
+        let mut fails = FailsOnce(Some(at));
+        let mut steps = Vec::new();
+        let mut reader = |_: Site, _: &Tensor, tokens: &TokenInfo<'_>| {
+            steps.push(tokens.step);
+            Ok(None)
+        };
+        let mut hooks = Hooks::new().on(&[Site::ResidPost(0)], &mut reader);
+        let plugs = Plugs { processors: vec![&mut fails], hooks: Some(&mut hooks), ..Plugs::default() };
+        let mut decoding = Decoding::new(&model, &prompts, &config, plugs).unwrap();
+        for _ in 0..at {
+            let _ = decoding.step().unwrap().unwrap();
+        }
+        let before = (decoding.cache().len(), decoding.cache().steps());
+        assert!(decoding.step().is_err());
+        assert_eq!((decoding.cache().len(), decoding.cache().steps()), before);
+        while decoding.step().unwrap().is_some() {}
+        let texts = decoding.finish();
+        for (text, expected) in texts.iter().zip(&expected) {
+            assert_eq!(text.tokens, expected.tokens, "failed at step {at}");
+        }
+        let mut wanted: Vec<usize> = (0..6).collect();
+        wanted.insert(at, at);
+        assert_eq!(steps, wanted);
+    }
+}
+
+#[test]
+fn a_row_of_a_batch_draws_what_it_draws_alone() {
+    let model = model(&tiny());
+    let prompts = [vec![3, 4, 5], vec![6], vec![7, 8]];
+    let config = GenerateConfig { temperature: 1.0, seed: 5, ..greedy(12) };
+    let together = generate(&model, &prompts, &config).unwrap();
+    // Row 0 has the same random numbers, whatever stands below it; row 1 has others.
+    assert_eq!(generate(&model, &prompts[..1], &config).unwrap()[0].tokens, together[0].tokens);
+    let same = generate(&model, &[vec![6], vec![6]], &config).unwrap();
+    assert_ne!(same[0].tokens, same[1].tokens);
+    assert_eq!(same[1].tokens, together[1].tokens);
+}

@@ -23,7 +23,8 @@ pub struct StepInfo<'a> {
 /// The socket: changes the logits `[vocab]` of a row.
 pub trait LogitsProcessor: fmt::Debug {
     /// # Errors
-    /// Whatever the plug reports; the generation ends.
+    /// Whatever the plug reports; the step fails for all rows. If it is tried again, processors are called again for every
+    /// row.
     fn process(&mut self, logits: &mut [f32], info: &StepInfo<'_>) -> Result<()>;
 }
 

@@ -194,7 +194,11 @@ impl Model {
         if pass.cache.is_some() {
             self.check_causal()?;
         }
+        let known = pass.routings.as_ref().map_or(0, |r| r.len());
         let result = self.layers(x, first, tokens, pass);
+        if let (Err(_), Some(routings)) = (&result, pass.routings.as_deref_mut()) {
+            routings.truncate(known);
+        }
         let Some(cache) = pass.cache.as_deref_mut() else {
             return result;
         };

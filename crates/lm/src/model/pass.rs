@@ -26,7 +26,7 @@ pub struct Pass<'a, 'h> {
     pub prompt_lengths: Option<&'a [i64]>,
     /// Number of each row for hooks ([`TokenInfo::rows`]); by default they count from 0.
     pub rows: Option<&'a [usize]>,
-    /// Collects the routing of each mixture-of-experts layer.
+    /// Collects the routing of each mixture-of-experts layer; nothing of a pass that fails.
     pub routings: Option<&'a mut Vec<LayerRouting>>,
     /// Whether routers are asked for their losses.
     pub training: bool,
@@ -120,7 +120,7 @@ impl Tokens {
             Some(given) if given.len() as i64 == batch => given.to_vec(),
             Some(given) => return Err(Error::invalid("rows", format!("one for each of {batch} rows"), given.len())),
         };
-        let step = cache.map_or(0, |c| c.steps);
+        let step = cache.map_or(0, Cache::steps);
         Ok(Self { positions, real, all_real, prompt_lengths, rows, next, past, step, batch, time })
     }
 
@@ -131,8 +131,8 @@ impl Tokens {
 
     /// Writes what was read into the cache's bookkeeping, once all layers have been appended.
     pub(crate) fn commit(&self, cache: &mut Cache) -> Result<()> {
+        cache.starts.push(cache.len);
         cache.len += self.time;
-        cache.steps += 1;
         cache.real = self.all_real.as_ref().map(Tensor::f_detach).transpose()?;
         cache.next.clone_from(&self.next);
         cache.prompt_lengths.clone_from(&self.prompt_lengths);
