@@ -91,7 +91,8 @@ impl Model {
     pub fn hidden(&self, ids: &Tensor, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let [batch, time] = self.check_ids(ids)?;
         let tokens = Tokens::new(pass, [batch, time], ids.device(), &self.config)?;
-        let mut x = self.embedding.rows(ids)?; // (b, t, width)
+        // A packed table gives f32, whatever the model computes in.
+        let mut x = self.embedding.rows(ids)?.f_to_kind(self.kind)?; // (b, t, width)
         if let Some(positions) = &self.positions {
             x = x.f_add(&positions.f_index_select(0, &tokens.positions.f_reshape([-1])?)?.f_view([
                 tokens.positions.size()[0],
@@ -151,7 +152,15 @@ impl Model {
     /// # Errors
     /// What the head's layer reports.
     pub fn head_rows(&self, hidden: &Tensor, ids: &Tensor) -> Result<Tensor> {
-        Ok(hidden.f_matmul(&self.head_layer().rows(ids)?.f_transpose(0, 1)?)?)
+        let (head, kind) = (self.head_layer(), hidden.kind());
+        let logits = hidden.f_matmul(&head.rows(ids)?.f_to_kind(kind)?.f_transpose(0, 1)?)?;
+        match head.bias() {
+            None => Ok(logits),
+            Some(bias) => {
+                let bias = bias.f_index_select(0, &ids.f_to_device(bias.device())?)?;
+                Ok(logits.f_add(&bias.f_to_device(logits.device())?.f_to_kind(kind)?)?)
+            }
+        }
     }
 
     /// The head's linear map, which is the table of embeddings in tied models.
