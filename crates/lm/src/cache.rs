@@ -182,7 +182,8 @@ impl Cache {
         Self::with_store(Box::new(GrowingKv::new(layers)))
     }
 
-    /// An empty cache on a store of one's own, which must be empty.
+    /// An empty cache on a store of one's own, which must be empty: otherwise the first pass is refused, and leaves it as it
+    /// is.
     pub fn with_store(store: Box<dyn KvStore>) -> Self {
         Self { store, len: 0, starts: Vec::new(), real: None, next: Vec::new(), prompt_lengths: Vec::new() }
     }

@@ -188,10 +188,18 @@ impl<'a> Hooks<'a> {
     }
 
     /// # Errors
-    /// [`Error::LayerOutOfRange`] for a site that a model of so many layers doesn't have.
-    pub(crate) fn check(&self, layers: usize) -> Result<()> {
+    /// [`Error::LayerOutOfRange`] for a site that a model of so many layers doesn't have; [`Error::InvalidArgument`] for one
+    /// below layer `first`, where the pass starts.
+    pub(crate) fn check(&self, layers: usize, first: usize) -> Result<()> {
         let mut sites = self.entries.iter().flat_map(|(sites, _)| sites).chain(&self.stop_after);
-        sites.try_for_each(|site| site.check(layers))
+        sites.try_for_each(|site| {
+            site.check(layers)?;
+            if site.layer() < first {
+                let expected = format!("at layer {first} or above, where this pass starts");
+                return Err(Error::invalid("a site of the hooks", expected, site));
+            }
+            Ok(())
+        })
     }
 
     /// The activations after all hooks of the site.

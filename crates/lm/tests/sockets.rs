@@ -5,7 +5,7 @@ mod common;
 use common::{difference, ids, model, tiny};
 use lm::attention::{AttentionInput, AttentionKernel, PlainAttention};
 use lm::cache::{Cache, GrowingKv, KvStore};
-use lm::generate::{GenerateConfig, LogitsProcessor, Plugs, StepInfo, generate, generate_with, left_pad};
+use lm::generate::{Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, generate, generate_with, left_pad};
 use lm::hooks::{Hooks, Site, TokenInfo};
 use lm::linear::{LinearLayer, Projection};
 use lm::model::{Model, Pass};
@@ -391,6 +391,22 @@ fn a_store_with_tokens_of_another_generation_is_refused() {
     let one = Tensor::zeros([1, 2, 1, 4], (Kind::Double, model.device()));
     let _ = used.append(0, &one, &one).unwrap();
     let mut cache = Cache::with_store(Box::new(used));
-    let error = model.hidden(&ids(&[3]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
-    assert!(error.to_string().contains("cache"), "{error}");
+    for _ in 0..2 {
+        let error = model.hidden(&ids(&[3]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
+        assert!(error.to_string().contains("cache"), "{error}");
+        assert_eq!((cache.store().len(0), cache.store().len(1)), (1, 0), "it was touched");
+    }
+}
+
+#[test]
+fn a_generation_on_a_store_with_tokens_leaves_it_alone() {
+    let model = model(&tiny());
+    // Tokens in the last layer only: the passes below it must not have written either.
+    let mut used = Concatenated(vec![None, None]);
+    let one = Tensor::zeros([1, 2, 1, 4], (Kind::Double, model.device()));
+    let _ = used.append(1, &one, &one).unwrap();
+    let plugs = Plugs { store: Some(Box::new(used)), ..Plugs::default() };
+    let mut decoding = Decoding::new(&model, &[vec![3, 4]], &GenerateConfig::default(), plugs).unwrap();
+    assert!(decoding.step().is_err());
+    assert_eq!((decoding.cache().store().len(0), decoding.cache().store().len(1)), (0, 1));
 }

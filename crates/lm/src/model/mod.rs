@@ -107,7 +107,8 @@ impl Model {
     /// several tops share. The layers below are neither run nor written to the cache.
     ///
     /// # Errors
-    /// [`Error::LayerOutOfRange`], [`Error::Shape`], and as [`hidden`](Self::hidden).
+    /// [`Error::LayerOutOfRange`], [`Error::Shape`], and as [`hidden`](Self::hidden); [`Error::InvalidArgument`] for hooks at
+    /// the layers below.
     pub fn hidden_from(&self, layer: usize, x: &Tensor, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         if layer >= self.config.layers {
             return Err(Error::LayerOutOfRange { layer, layers: self.config.layers });
@@ -195,13 +196,20 @@ impl Model {
 
     fn walk(&self, x: Tensor, first: usize, tokens: &Tokens, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         if let Some(hooks) = &pass.hooks {
-            hooks.check(self.config.layers)?;
+            hooks.check(self.config.layers, first)?;
         }
         if let Some(adapter) = &pass.adapter {
             adapter.check(self.config.layers)?;
         }
-        if pass.cache.is_some() {
+        if let Some(cache) = pass.cache.as_deref() {
             self.check_causal()?;
+            let found = (0..self.config.layers).find(|&l| cache.is_empty() && !cache.store().is_empty(l));
+            if let Some(layer) = found {
+                // Before anything is written: after an error the store would be cut to the cache's length.
+                let expected = "on an empty store when nothing was read yet: make another, or empty this one";
+                let got = format!("on one with {} tokens in layer {layer}", cache.store().len(layer));
+                return Err(Error::invalid("cache", expected, got));
+            }
         }
         let known = pass.routings.as_ref().map_or(0, |r| r.len());
         let result = self.layers(x, first, tokens, pass);
