@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::tch::Tensor;
 
 /// The socket: where keys and values of past tokens live, layer by layer.
@@ -160,10 +161,30 @@ impl KvStore for GrowingKv {
     }
 }
 
+/// Which cache a pass has, and whether its past was changed: for attention kernels that keep summaries of past keys and
+/// extend them token by token. As long as it is the same as in the pass before, tokens were only appended; otherwise the
+/// summary must be made again from the keys that are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CacheId {
+    /// A number that no other cache of the process has. A fork has its own.
+    pub id: u64,
+    /// Grows whenever tokens are taken away or rows are moved: by [`Cache::truncate`], [`Cache::select_rows`] and a pass
+    /// that fails.
+    pub generation: u64,
+}
+
+impl CacheId {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), generation: 0 }
+    }
+}
+
 /// The state of a decoding: what was read so far, in a [`KvStore`], with the padding and lengths of each row.
 #[derive(Debug)]
 pub struct Cache {
     store: Box<dyn KvStore>,
+    id: CacheId,
     /// Tokens of each row so far, padding included.
     pub(crate) len: i64,
     /// Where each pass so far began.
@@ -185,7 +206,15 @@ impl Cache {
     /// An empty cache on a store of one's own, which must be empty: otherwise the first pass is refused, and leaves it as it
     /// is.
     pub fn with_store(store: Box<dyn KvStore>) -> Self {
-        Self { store, len: 0, starts: Vec::new(), real: None, next: Vec::new(), prompt_lengths: Vec::new() }
+        Self {
+            store,
+            id: CacheId::new(),
+            len: 0,
+            starts: Vec::new(),
+            real: None,
+            next: Vec::new(),
+            prompt_lengths: Vec::new(),
+        }
     }
 
     /// Tokens of each row so far, padding included.
@@ -196,6 +225,18 @@ impl Cache {
     /// Whether nothing was read yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Which cache it is, and how often its past was changed.
+    pub fn id(&self) -> CacheId {
+        self.id
+    }
+
+    /// Takes away what a pass that failed has appended.
+    pub(crate) fn put_back(&mut self) {
+        self.id.generation += 1;
+        // What the store says now can't be worse than the pass's error.
+        let _ = self.store.truncate(self.len);
     }
 
     /// The store.
@@ -219,6 +260,7 @@ impl Cache {
     /// What the store reports.
     pub fn truncate(&mut self, len: i64) -> Result<()> {
         let len = len.clamp(0, self.len);
+        self.id.generation += 1;
         self.store.truncate(len)?;
         let removed = self.len - len;
         self.len = len;
@@ -233,7 +275,7 @@ impl Cache {
             None => self.next.iter_mut().for_each(|next| *next -= removed),
         }
         if len == 0 {
-            *self = Self::with_store(std::mem::replace(&mut self.store, Box::new(GrowingKv::default())));
+            (self.real, self.next, self.prompt_lengths) = (None, Vec::new(), Vec::new());
         }
         Ok(())
     }
@@ -247,6 +289,7 @@ impl Cache {
             return Err(Error::invalid("rows", format!("below the {} rows of the cache", self.next.len()), bad));
         }
         let index = Tensor::from_slice(rows);
+        self.id.generation += 1;
         self.store.select_rows(&index)?;
         if let Some(real) = &mut self.real {
             *real = real.f_index_select(0, &index.f_to_device(real.device())?)?;
@@ -264,6 +307,7 @@ impl Cache {
     pub fn fork(&self) -> Result<Self> {
         Ok(Self {
             store: self.store.fork()?,
+            id: CacheId::new(),
             len: self.len,
             starts: self.starts.clone(),
             real: self.real.as_ref().map(Tensor::f_alias_copy).transpose()?,

@@ -398,8 +398,7 @@ fn hooks_below_the_layer_where_a_pass_starts_are_refused() {
     let model = model(&tiny());
     let x = Tensor::zeros([1, 2, 16], (Kind::Double, model.device()));
     let mut reader = |_: Site, _: &Tensor, _: &TokenInfo<'_>| Ok(None);
-    let run =
-        |mut hooks: Hooks<'_>| model.hidden_from(1, &x, &mut Pass { hooks: Some(&mut hooks), ..Pass::default() });
+    let run = |mut hooks: Hooks<'_>| model.hidden_from(1, &x, &mut Pass { hooks: Some(&mut hooks), ..Pass::default() });
     let error = run(Hooks::new().on(&[Site::ResidPost(1), Site::MlpOut(0)], &mut reader)).unwrap_err();
     assert!(error.to_string().contains("mlp_out.0") && error.to_string().contains("layer 1"), "{error}");
     assert!(matches!(run(Hooks::new().stop_after(Site::ResidPost(0))), Err(Error::InvalidArgument { .. })));

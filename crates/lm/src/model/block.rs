@@ -6,7 +6,7 @@ use super::pass::{Exit, Tokens, Walk};
 use super::rope::Turns;
 use super::source::Source;
 use crate::attention::{AttentionInput, AttentionKernel, AttentionMask};
-use crate::cache::KvStore;
+use crate::cache::{CacheId, KvStore};
 use crate::config::{Architecture, ModelConfig};
 use crate::hooks::Site;
 use crate::linear::{LinearLayer, Projection};
@@ -23,6 +23,9 @@ pub(crate) struct Shared<'a> {
     pub mask: AttentionMask,
     pub turns: Option<Turns>,
     pub tokens: &'a Tokens,
+    /// `[batch, time]` of i64.
+    pub positions: &'a Tensor,
+    pub cache: Option<CacheId>,
     pub adapter: Option<AdapterView<'a>>,
     pub training: bool,
 }
@@ -143,6 +146,9 @@ impl Block {
             mask: &shared.mask,
             scale: (config.head_dim as f64).sqrt().recip(),
             hidden: x,
+            positions: shared.positions,
+            training: shared.training,
+            cache: shared.cache,
         })?;
         if attended.size() != query.size() {
             let expected = format!("{:?}, as the queries", query.size());

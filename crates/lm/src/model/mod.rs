@@ -225,8 +225,8 @@ impl Model {
                 Ok(x)
             }
             Err(error) => {
-                // Some layers have the new tokens already. What the store says now can't be worse than the error.
-                let _ = cache.store_mut().truncate(tokens.past);
+                // Some layers have the new tokens already.
+                cache.put_back();
                 Err(error)
             }
         }
@@ -242,6 +242,7 @@ impl Model {
                 Some(Turns::new(&frequencies, &tokens.positions, x.kind(), x.device())?)
             }
         };
+        let positions = tokens.positions_by_row()?;
         let all_real = tokens.all_real.as_ref().map(Tensor::shallow_clone);
         let shared = Shared {
             config,
@@ -251,8 +252,9 @@ impl Model {
             tokens,
             adapter: pass.adapter,
             training: pass.training,
+            positions: &positions,
+            cache: pass.cache.as_deref().map(Cache::id),
         };
-        let positions = tokens.positions_by_row()?;
         let mut walk = Walk::new(pass.hooks.as_deref_mut(), &positions, tokens);
         let mut x = x;
         for block in &self.blocks[first..] {

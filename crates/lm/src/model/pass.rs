@@ -28,7 +28,7 @@ pub struct Pass<'a, 'h> {
     pub rows: Option<&'a [usize]>,
     /// Collects the routing of each mixture-of-experts layer; nothing of a pass that fails.
     pub routings: Option<&'a mut Vec<LayerRouting>>,
-    /// Whether routers are asked for their losses.
+    /// Whether routers are asked for their losses; attention kernels are told too.
     pub training: bool,
 }
 
