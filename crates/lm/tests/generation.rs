@@ -1,6 +1,9 @@
 //! Generation on tiny random models.
 
 mod common;
+#[path = "common/gguf.rs"]
+#[allow(dead_code)] // each test file uses some
+mod gguf;
 
 use common::{ids, model, tiny};
 use lm::Error;
@@ -129,6 +132,8 @@ fn input_and_settings_that_cant_be_give_the_named_error() {
         ("top_p", GenerateConfig { top_p: Some(0.0), ..greedy(1) }),
         ("min_p", GenerateConfig { min_p: Some(1.5), ..greedy(1) }),
         ("repetition_penalty", GenerateConfig { repetition_penalty: 0.0, ..greedy(1) }),
+        ("repetition_penalty", GenerateConfig { repetition_penalty: 9e-4, ..greedy(1) }),
+        ("repetition_penalty", GenerateConfig { repetition_penalty: 1e300, ..greedy(1) }),
         ("no_repeat_ngram", GenerateConfig { no_repeat_ngram: Some(0), ..greedy(1) }),
     ] {
         assert!(run(&[vec![1]], config).to_string().starts_with(name));
@@ -303,4 +308,67 @@ fn a_row_of_a_batch_draws_what_it_draws_alone() {
     let same = generate(&model, &[vec![6], vec![6]], &config).unwrap();
     assert_ne!(same[0].tokens, same[1].tokens);
     assert_eq!(same[1].tokens, together[1].tokens);
+}
+
+/// Allows one token a step.
+#[derive(Debug)]
+struct Says(Vec<u32>);
+
+impl LogitsProcessor for Says {
+    fn process(&mut self, logits: &mut [f32], info: &StepInfo<'_>) -> lm::Result<()> {
+        logits.fill(f32::NEG_INFINITY);
+        logits[self.0[info.step] as usize] = 0.0;
+        Ok(())
+    }
+}
+
+/// A random model with a byte-level tokenizer whose token 262 is `a` and the first byte of a character of two.
+fn with_text() -> lm::Lm {
+    let mut file = gguf::File::default();
+    gguf::with_tokenizer(&mut file, "gpt-2");
+    for (key, value) in &mut file.metadata {
+        match (key.as_str(), value) {
+            ("tokenizer.ggml.tokens", gguf::Value::Texts(tokens)) => {
+                tokens.push(format!("a{}", gguf::character_of(0xC3)));
+            }
+            ("tokenizer.ggml.token_type", gguf::Value::Ints(types)) => types.push(1),
+            _ => {}
+        }
+    }
+    let tokenizer = lm::gguf::Gguf::from_bytes(file.bytes()).unwrap().tokenizer().unwrap();
+    let model = model(&lm::config::ModelConfig { vocab: 263, ..tiny() });
+    lm::Lm { model, tokenizer, template: None, stop: vec![256] }
+}
+
+#[test]
+fn a_stream_that_was_ended_is_not_called_again() {
+    let lm = with_text();
+    let run = |end: bool| {
+        let mut says = Says(vec![262, 0xA4, 262]);
+        let plugs = Plugs { processors: vec![&mut says], ..Plugs::default() };
+        let mut texts = Vec::new();
+        let _ = lm
+            .stream(&[97], &greedy(3), plugs, |text| {
+                texts.push(text.to_owned());
+                if end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+            .unwrap();
+        texts
+    };
+    assert_eq!(run(false), ["a", "\u{e4}", "a", "\u{fffd}"]);
+    assert_eq!(run(true), ["a"]);
+}
+
+#[test]
+fn the_checkpoints_stop_tokens_can_be_left_aside() {
+    let lm = with_text();
+    let run = |config: GenerateConfig| {
+        let mut says = Says(vec![97, 256, 98]);
+        let plugs = Plugs { processors: vec![&mut says], ..Plugs::default() };
+        let texts = lm.generate_tokens(&[vec![97]], &config, plugs, |_| ControlFlow::Continue(())).unwrap();
+        (texts[0].tokens.len(), texts[0].stop)
+    };
+    assert_eq!(run(greedy(3)), (2, StopReason::StopToken));
+    assert_eq!(run(GenerateConfig { ignore_checkpoint_stop: true, ..greedy(3) }), (3, StopReason::Length));
+    assert_eq!(run(GenerateConfig { stop: vec![97], ..greedy(3) }), (1, StopReason::StopToken));
 }
