@@ -224,9 +224,12 @@ fn an_attention_kernel_is_called_once_a_layer_and_its_shape_is_checked() {
     assert!(error.to_string().contains("attention kernel"), "{error}");
 }
 
-/// Writes down what kernels are told: positions, training, cache.
+/// What a kernel is told: positions, training, cache.
+type Note = (Vec<i64>, bool, Option<CacheId>);
+
+/// Writes down what kernels are told.
 #[derive(Debug, Default, Clone)]
-struct Notes(Arc<Mutex<Vec<(Vec<i64>, bool, Option<CacheId>)>>>);
+struct Notes(Arc<Mutex<Vec<Note>>>);
 
 impl AttentionKernel for Notes {
     fn attend(&self, input: &AttentionInput<'_>) -> Result<Tensor> {
