@@ -2,7 +2,6 @@
 
 mod common;
 #[path = "common/gguf.rs"]
-#[allow(dead_code)] // each test file uses some
 mod gguf;
 
 use common::{ids, model, tiny};

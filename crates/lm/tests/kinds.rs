@@ -1,7 +1,6 @@
 //! Models whose activations aren't f32: halves over dense and over packed weights.
 
 #[path = "common/gguf.rs"]
-#[allow(dead_code)] // each test file uses some
 mod gguf;
 
 use gguf::File;
@@ -48,7 +47,7 @@ fn file() -> File {
     {
         // A block: the scale 2⁻⁹ as f16, then 32 signed bytes.
         let block = |b: u64| {
-            let byte = move |i: u64| ((b * 32 + i + 17 * salt as u64) * 2_654_435_761 >> 11) as u8;
+            let byte = move |i: u64| (((b * 32 + i + 17 * salt as u64) * 2_654_435_761) >> 11) as u8;
             [0x00, 0x18].into_iter().chain((0..32).map(byte)).collect::<Vec<u8>>()
         };
         let bytes = (0..rows * columns / 32).flat_map(block).collect();
