@@ -44,6 +44,11 @@ pub trait LinearLayer: fmt::Debug + Send {
 
     /// Bytes that the weights take in memory.
     fn bytes(&self) -> u64;
+
+    /// Whether it multiplies a few rows of `x` on threads of its own, so that libtorch's should keep out of the way.
+    fn has_own_threads(&self) -> bool {
+        false
+    }
 }
 
 /// The plain default: a dense weight.

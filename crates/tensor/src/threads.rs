@@ -44,6 +44,39 @@ pub fn set(threads: usize) -> Result<Threads> {
     Ok(Threads { requested: threads, rayon: rayon::current_num_threads(), libtorch, openblas: openblas(threads) })
 }
 
+/// Lets libtorch use one thread until it is dropped; then as many as before.
+///
+/// For code that shares its work over rayon between small operators of libtorch: after each operator that ran on several threads
+/// libtorch's wait for the next one by spinning, on the cores that rayon's need. The number is the process's: other threads
+/// that use libtorch meanwhile are slowed down, not disturbed.
+#[cfg(feature = "torch")]
+#[derive(Debug)]
+pub struct OneLibtorchThread {
+    before: i32,
+}
+
+#[cfg(feature = "torch")]
+impl OneLibtorchThread {
+    /// From now on.
+    #[allow(clippy::new_without_default)] // it does something
+    pub fn new() -> Self {
+        let before = tch::get_num_threads();
+        if before != 1 {
+            tch::set_num_threads(1);
+        }
+        Self { before }
+    }
+}
+
+#[cfg(feature = "torch")]
+impl Drop for OneLibtorchThread {
+    fn drop(&mut self) {
+        if self.before != 1 {
+            tch::set_num_threads(self.before);
+        }
+    }
+}
+
 #[cfg(unix)]
 fn openblas(threads: usize) -> bool {
     ["openblas_set_num_threads\0", "openblas_set_num_threads64_\0"]

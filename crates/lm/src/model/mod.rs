@@ -24,6 +24,7 @@ use pass::{Exit, Tokens, Walk};
 use rope::Turns;
 use source::Source;
 use tensor::tch::{Device, Kind, Tensor};
+use tensor::threads::OneLibtorchThread;
 
 /// A decoder: embeddings, layers, final norm and head, with a socket at each place where research plugs in.
 ///
@@ -137,7 +138,15 @@ impl Model {
     /// As [`logits`](Self::logits).
     pub fn last_logits(&self, ids: &Tensor, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         refuse_stop(pass)?;
+        let _one = self.one_thread(ids.numel() as i64);
         self.head(&self.hidden(ids, pass)?.f_select(1, -1)?)
+    }
+
+    /// Keeps libtorch to one thread while a few tokens go through packed weights: the operators between their products are
+    /// small, and libtorch's threads, which wait by spinning, would take the cores from the products'.
+    pub(crate) fn one_thread(&self, tokens: i64) -> Option<OneLibtorchThread> {
+        let packed = self.head_layer().has_own_threads();
+        (packed && tokens <= crate::packed::DIRECT).then(OneLibtorchThread::new)
     }
 
     /// Logits `[…, vocab]` of final activations `[…, width]`.
@@ -212,6 +221,7 @@ impl Model {
             }
         }
         let known = pass.routings.as_ref().map_or(0, |r| r.len());
+        let _one = self.one_thread(tokens.batch * tokens.time);
         let result = self.layers(x, first, tokens, pass);
         if let (Err(_), Some(routings)) = (&result, pass.routings.as_deref_mut()) {
             routings.truncate(known);

@@ -27,7 +27,7 @@ use tensor::tch::{Device, Kind, Tensor, no_grad_guard};
 
 /// Rows of `x` up to which products come straight from the blocks: two passes of the kernel. Beyond, unpacking once for
 /// all rows costs less than unpacking for every eight.
-const DIRECT: i64 = 16;
+pub(crate) const DIRECT: i64 = 16;
 /// Numbers of the scratch: a matrix of 1024 × 1024. It stays in the third-level cache between unpacking and product.
 const SCRATCH: usize = 1 << 20;
 
@@ -136,6 +136,10 @@ pub(crate) fn recorded(x: &Tensor) -> Result<bool> {
 }
 
 impl LinearLayer for PackedLinear {
+    fn has_own_threads(&self) -> bool {
+        true
+    }
+
     fn in_features(&self) -> i64 {
         self.weight.inner as i64
     }
