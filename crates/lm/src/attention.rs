@@ -1,5 +1,6 @@
 //! The socket for attention: queries, keys and values in, the heads' outputs out.
 
+use crate::cache::CacheId;
 use crate::{Error, Result};
 use std::fmt;
 use tensor::tch::{Kind, Tensor};
@@ -22,6 +23,12 @@ pub struct AttentionInput<'a> {
     pub scale: f64,
     /// What the projections read: the output of the norm before attention, `[batch, time, width]`.
     pub hidden: &'a Tensor,
+    /// Position of each new token in its own text, from 0, `[batch, time]` of i64. Padding has 0.
+    pub positions: &'a Tensor,
+    /// Whether the pass is one of training ([`Pass::training`](crate::model::Pass::training)).
+    pub training: bool,
+    /// The cache that the keys come from, if there is one: what a kernel keeps of past keys is valid while this is the same.
+    pub cache: Option<CacheId>,
 }
 
 /// The socket: `[batch, heads, time, head_dim]` of weighted values.
@@ -96,6 +103,8 @@ impl AttentionMask {
 }
 
 /// The default: libtorch's fused attention for several queries, two products and a softmax for one.
+///
+/// The fused form has a gradient but no second one: put [`PlainAttention`] into the socket for Hessian-vector products.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FusedAttention;
 

@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::tch::Tensor;
 
 /// The socket: where keys and values of past tokens live, layer by layer.
@@ -9,7 +10,9 @@ use tensor::tch::Tensor;
 /// All rows of a batch have the same number of tokens, padding included. A pass appends to each layer once, in order.
 pub trait KvStore: fmt::Debug + Send {
     /// Appends keys and values `[batch, kv_heads, time, head_dim]` to a layer and returns all of them,
-    /// `[batch, kv_heads, total, head_dim]`. What is returned is read before the next append and not kept.
+    /// `[batch, kv_heads, total, head_dim]`. What is returned is read before the next append and not kept. Keys are
+    /// turned by their positions already (RoPE). Nothing may be left out: a pass whose store has fewer or more tokens in a
+    /// layer than were read is refused, so a store that forgets tokens can't be one.
     ///
     /// # Errors
     /// Whatever the plug reports, for instance that memory is out.
@@ -29,7 +32,7 @@ pub trait KvStore: fmt::Debug + Send {
     /// Whatever the plug reports.
     fn truncate(&mut self, len: i64) -> Result<()>;
 
-    /// Makes row `i` what row `rows[i]` was (i64, any length), for beams and for finished rows.
+    /// Makes row `i` what row `rows[i]` was (i64, any length, on any device), for beams and for finished rows.
     ///
     /// # Errors
     /// Whatever the plug reports.
@@ -133,10 +136,13 @@ impl KvStore for GrowingKv {
     }
 
     fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
-        for layer in self.layers.iter_mut().flatten() {
-            layer.key = layer.key.f_index_select(0, rows)?;
-            layer.value = layer.value.f_index_select(0, rows)?;
-        }
+        let select = |layer: &Option<Layer>| {
+            let Some(Layer { key, value, len }) = layer else { return Ok(None) };
+            let rows = rows.f_to_device(key.device())?;
+            Ok(Some(Layer { key: key.f_index_select(0, &rows)?, value: value.f_index_select(0, &rows)?, len: *len }))
+        };
+        // All layers or none: rows of different texts must not meet.
+        self.layers = self.layers.iter().map(select).collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -155,14 +161,34 @@ impl KvStore for GrowingKv {
     }
 }
 
+/// Which cache a pass has, and whether its past was changed: for attention kernels that keep summaries of past keys and
+/// extend them token by token. As long as it is the same as in the pass before, tokens were only appended; otherwise the
+/// summary must be made again from the keys that are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CacheId {
+    /// A number that no other cache of the process has. A fork has its own.
+    pub id: u64,
+    /// Grows whenever tokens are taken away or rows are moved: by [`Cache::truncate`], [`Cache::select_rows`] and a pass
+    /// that fails.
+    pub generation: u64,
+}
+
+impl CacheId {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), generation: 0 }
+    }
+}
+
 /// The state of a decoding: what was read so far, in a [`KvStore`], with the padding and lengths of each row.
 #[derive(Debug)]
 pub struct Cache {
     store: Box<dyn KvStore>,
+    id: CacheId,
     /// Tokens of each row so far, padding included.
     pub(crate) len: i64,
-    /// Passes so far.
-    pub(crate) steps: usize,
+    /// Where each pass so far began.
+    pub(crate) starts: Vec<i64>,
     /// Which of the `len` tokens are real, `[batch, len]` of bool; none if all are.
     pub(crate) real: Option<Tensor>,
     /// Position of the next token of each row.
@@ -177,9 +203,18 @@ impl Cache {
         Self::with_store(Box::new(GrowingKv::new(layers)))
     }
 
-    /// An empty cache on a store of one's own, which must be empty.
+    /// An empty cache on a store of one's own, which must be empty: otherwise the first pass is refused, and leaves it as it
+    /// is.
     pub fn with_store(store: Box<dyn KvStore>) -> Self {
-        Self { store, len: 0, steps: 0, real: None, next: Vec::new(), prompt_lengths: Vec::new() }
+        Self {
+            store,
+            id: CacheId::new(),
+            len: 0,
+            starts: Vec::new(),
+            real: None,
+            next: Vec::new(),
+            prompt_lengths: Vec::new(),
+        }
     }
 
     /// Tokens of each row so far, padding included.
@@ -192,6 +227,18 @@ impl Cache {
         self.len == 0
     }
 
+    /// Which cache it is, and how often its past was changed.
+    pub fn id(&self) -> CacheId {
+        self.id
+    }
+
+    /// Takes away what a pass that failed has appended.
+    pub(crate) fn put_back(&mut self) {
+        self.id.generation += 1;
+        // What the store says now can't be worse than the pass's error.
+        let _ = self.store.truncate(self.len);
+    }
+
     /// The store.
     pub fn store(&self) -> &dyn KvStore {
         &*self.store
@@ -202,15 +249,22 @@ impl Cache {
         &mut *self.store
     }
 
-    /// Forgets all but the first `len` tokens (padding included) of each row.
+    /// Passes so far: those of which a token is left, if the cache was [truncated](Self::truncate).
+    pub fn steps(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Forgets all but the first `len` tokens (padding included) of each row, and the passes that began after them.
     ///
     /// # Errors
     /// What the store reports.
     pub fn truncate(&mut self, len: i64) -> Result<()> {
         let len = len.clamp(0, self.len);
+        self.id.generation += 1;
         self.store.truncate(len)?;
         let removed = self.len - len;
         self.len = len;
+        self.starts.retain(|&start| start < len);
         match &mut self.real {
             Some(real) => {
                 *real = real.f_narrow(1, 0, len)?;
@@ -221,7 +275,7 @@ impl Cache {
             None => self.next.iter_mut().for_each(|next| *next -= removed),
         }
         if len == 0 {
-            *self = Self::with_store(std::mem::replace(&mut self.store, Box::new(GrowingKv::default())));
+            (self.real, self.next, self.prompt_lengths) = (None, Vec::new(), Vec::new());
         }
         Ok(())
     }
@@ -235,9 +289,10 @@ impl Cache {
             return Err(Error::invalid("rows", format!("below the {} rows of the cache", self.next.len()), bad));
         }
         let index = Tensor::from_slice(rows);
+        self.id.generation += 1;
         self.store.select_rows(&index)?;
         if let Some(real) = &mut self.real {
-            *real = real.f_index_select(0, &index.to_device(real.device()))?;
+            *real = real.f_index_select(0, &index.f_to_device(real.device())?)?;
         }
         let pick = |values: &[i64]| rows.iter().map(|&r| values[r as usize]).collect();
         self.next = pick(&self.next);
@@ -252,8 +307,9 @@ impl Cache {
     pub fn fork(&self) -> Result<Self> {
         Ok(Self {
             store: self.store.fork()?,
+            id: CacheId::new(),
             len: self.len,
-            steps: self.steps,
+            starts: self.starts.clone(),
             real: self.real.as_ref().map(Tensor::f_alias_copy).transpose()?,
             next: self.next.clone(),
             prompt_lengths: self.prompt_lengths.clone(),

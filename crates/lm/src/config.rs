@@ -57,7 +57,8 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// The base grows with the length once a text is longer than the original context (NTK). A text that crosses it
-    /// while it is generated keeps the keys that it has, as other implementations do.
+    /// while it is generated keeps the keys that it has, as other implementations do. The longest row of a batch decides for
+    /// all, as there: beyond the original context a row's numbers depend on the rows beside it.
     Dynamic {
         /// How many times the context may be stretched.
         factor: f64,

@@ -123,7 +123,10 @@ pub struct TokenInfo<'a> {
     pub real: Option<&'a Tensor>,
     /// Number of real prompt tokens of each row: a token at this position or later was generated.
     pub prompt_lengths: &'a [i64],
-    /// Number of passes that this cache has seen before (0 for the prompt).
+    /// Number of each row among the prompts as they were given: in a generation finished rows leave the batch, and the
+    /// others keep their numbers. Outside of one it counts from 0.
+    pub rows: &'a [usize],
+    /// Number of passes that this cache has seen before (0 for the prompt): [`Cache::steps`](crate::cache::Cache::steps).
     pub step: usize,
 }
 
@@ -185,10 +188,18 @@ impl<'a> Hooks<'a> {
     }
 
     /// # Errors
-    /// [`Error::LayerOutOfRange`] for a site that a model of so many layers doesn't have.
-    pub(crate) fn check(&self, layers: usize) -> Result<()> {
+    /// [`Error::LayerOutOfRange`] for a site that a model of so many layers doesn't have; [`Error::InvalidArgument`] for one
+    /// below layer `first`, where the pass starts.
+    pub(crate) fn check(&self, layers: usize, first: usize) -> Result<()> {
         let mut sites = self.entries.iter().flat_map(|(sites, _)| sites).chain(&self.stop_after);
-        sites.try_for_each(|site| site.check(layers))
+        sites.try_for_each(|site| {
+            site.check(layers)?;
+            if site.layer() < first {
+                let expected = format!("at layer {first} or above, where this pass starts");
+                return Err(Error::invalid("a site of the hooks", expected, site));
+            }
+            Ok(())
+        })
     }
 
     /// The activations after all hooks of the site.

@@ -82,7 +82,8 @@ impl Lm {
         self.tokenizer.decode(ids, true)
     }
 
-    /// Continues texts. Without stop tokens in the settings, those of the checkpoint are used.
+    /// Continues texts. Without stop tokens in the settings, those of the checkpoint are used, unless the settings
+    /// [say not to](GenerateConfig::ignore_checkpoint_stop).
     ///
     /// # Errors
     /// As [`Decoding`](crate::generate::Decoding).
@@ -92,7 +93,8 @@ impl Lm {
         generations.iter().map(|g| self.decode(&g.tokens)).collect()
     }
 
-    /// Continues one prompt and hands out text as it comes, in whole characters; `on_text` may end it.
+    /// Continues one prompt and hands out text as it comes, in whole characters; `on_text` may end it and isn't called again
+    /// then.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).
@@ -104,11 +106,15 @@ impl Lm {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
         let mut stream: DecodeStream<'_> = self.tokenizer.decode_stream(true);
-        let mut failed = None;
+        let (mut failed, mut ended) = (None, false);
         let generations =
             self.generate_tokens(&[prompt.to_vec()], config, plugs, |token| match stream.push(token.id) {
                 Ok(text) if text.is_empty() => ControlFlow::Continue(()),
-                Ok(text) => on_text(&text),
+                Ok(text) => {
+                    let flow = on_text(&text);
+                    ended = flow.is_break();
+                    flow
+                }
                 Err(error) => {
                     failed = Some(error);
                     ControlFlow::Break(())
@@ -118,13 +124,13 @@ impl Lm {
             return Err(error);
         }
         let rest = stream.finish()?;
-        if !rest.is_empty() {
+        if !ended && !rest.is_empty() {
             let _ = on_text(&rest);
         }
         generations.into_iter().next().ok_or(Error::EmptyPrompt { row: 0 })
     }
 
-    /// As [`generate_with`], with the checkpoint's stop tokens where the settings name none.
+    /// As [`generate_with`], with the checkpoint's stop tokens where the settings name none and don't say to ignore them.
     ///
     /// # Errors
     /// As [`generate_with`].
@@ -136,7 +142,7 @@ impl Lm {
         on_token: impl FnMut(Token) -> ControlFlow<()>,
     ) -> Result<Vec<Generation>> {
         let mut config = config.clone();
-        if config.stop.is_empty() {
+        if config.stop.is_empty() && !config.ignore_checkpoint_stop {
             config.stop.clone_from(&self.stop);
         }
         generate_with(&self.model, prompts, &config, plugs, on_token)

@@ -251,6 +251,10 @@ fn masks_other_than_left_padding_are_refused() {
     assert!(matches!(run([true, true, false, true, true, true]), Error::InvalidArgument { .. }));
     assert!(matches!(run([true, false, true, true, true, true]), Error::InvalidArgument { .. }));
     assert!(matches!(run([true, true, true, false, false, false]), Error::EmptyPrompt { row: 1 }));
+    // A float mask could be meant to be added to scores.
+    let floats = Tensor::ones([2, 3], (Kind::Float, model.device()));
+    let error = model.hidden(&two, &mut Pass { real: Some(&floats), ..Pass::default() }).unwrap_err();
+    assert!(error.to_string().contains("Bool") && error.to_string().contains("Float"), "{error}");
     let wrong = Tensor::from_slice(&[true, true]).view([1, 2]);
     assert!(matches!(
         model.hidden(&two, &mut Pass { real: Some(&wrong), ..Pass::default() }),
@@ -345,4 +349,58 @@ fn the_trait_sees_the_model() {
     let mut cache = model.new_cache();
     let hidden = model.forward_hidden(&ids(&[3, 4]), None, &mut cache).unwrap();
     assert_eq!(hidden, model.hidden(&ids(&[3, 4]), &mut Pass::default()).unwrap());
+}
+
+#[test]
+fn gradients_through_a_cache_are_refused_and_values_are_not() {
+    let mut model = model(&tiny());
+    model.set_trainable(true);
+    let mut cache = model.new_cache();
+    let error = model.hidden(&ids(&[3, 4]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("cache") && text.contains("no_grad"), "{text}");
+    assert_eq!((cache.len(), cache.store().len(0)), (0, 0));
+    let guard = lm::tensor::tch::no_grad_guard();
+    let _ = model.hidden(&ids(&[3, 4]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
+    drop(guard);
+    assert_eq!(cache.len(), 2);
+    // Without a cache every weight gets its gradient.
+    logits(&model, &ids(&[3, 4])).sum(Kind::Double).backward();
+    assert!(model.parameters().iter().all(|(_, t)| t.grad().defined()));
+}
+
+#[test]
+fn a_pass_that_fails_leaves_no_routings_and_a_cut_cache_counts_the_passes_that_are_left() {
+    let model = model(&tiny().mixtral(4, 2));
+    let mut routings = Vec::new();
+    let mut cache = model.new_cache();
+    let mut pass = Pass { cache: Some(&mut cache), routings: Some(&mut routings), ..Pass::default() };
+    let _ = model.hidden(&ids(&[3, 4, 5]), &mut pass).unwrap();
+    let _ = model.hidden(&ids(&[6]), &mut pass).unwrap();
+    let mut failing = |_: Site, _: &Tensor, _: &TokenInfo<'_>| Err(Error::invalid("strength", "finite", "NaN"));
+    let mut hooks = Hooks::new().on(&[Site::ResidPost(1)], &mut failing);
+    pass.hooks = Some(&mut hooks);
+    assert!(model.hidden(&ids(&[7]), &mut pass).is_err());
+    assert_eq!(routings.len(), 4);
+    let _ = model.hidden(&ids(&[7, 8]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap();
+    let steps: Vec<usize> = [6, 5, 4, 3, 2, 0]
+        .into_iter()
+        .map(|len| {
+            cache.truncate(len).unwrap();
+            cache.steps()
+        })
+        .collect();
+    assert_eq!(steps, [3, 3, 2, 1, 1, 0]);
+}
+
+#[test]
+fn hooks_below_the_layer_where_a_pass_starts_are_refused() {
+    let model = model(&tiny());
+    let x = Tensor::zeros([1, 2, 16], (Kind::Double, model.device()));
+    let mut reader = |_: Site, _: &Tensor, _: &TokenInfo<'_>| Ok(None);
+    let run = |mut hooks: Hooks<'_>| model.hidden_from(1, &x, &mut Pass { hooks: Some(&mut hooks), ..Pass::default() });
+    let error = run(Hooks::new().on(&[Site::ResidPost(1), Site::MlpOut(0)], &mut reader)).unwrap_err();
+    assert!(error.to_string().contains("mlp_out.0") && error.to_string().contains("layer 1"), "{error}");
+    assert!(matches!(run(Hooks::new().stop_after(Site::ResidPost(0))), Err(Error::InvalidArgument { .. })));
+    assert!(run(Hooks::new().stop_after(Site::ResidPre(1))).is_ok());
 }

@@ -1,14 +1,18 @@
 //! Generation on tiny random models.
 
 mod common;
+#[path = "common/gguf.rs"]
+mod gguf;
 
 use common::{ids, model, tiny};
 use lm::Error;
 use lm::generate::{
     Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, StopReason, generate, generate_with, left_pad,
 };
+use lm::hooks::{Hooks, Site, TokenInfo};
+use lm::lora::{Adapter, LoraConfig};
 use lm::model::Pass;
-use lm::tensor::tch::Tensor;
+use lm::tensor::tch::{Kind, Tensor, no_grad_guard};
 use std::ops::ControlFlow;
 
 fn greedy(n: usize) -> GenerateConfig {
@@ -127,6 +131,8 @@ fn input_and_settings_that_cant_be_give_the_named_error() {
         ("top_p", GenerateConfig { top_p: Some(0.0), ..greedy(1) }),
         ("min_p", GenerateConfig { min_p: Some(1.5), ..greedy(1) }),
         ("repetition_penalty", GenerateConfig { repetition_penalty: 0.0, ..greedy(1) }),
+        ("repetition_penalty", GenerateConfig { repetition_penalty: 9e-4, ..greedy(1) }),
+        ("repetition_penalty", GenerateConfig { repetition_penalty: 1e300, ..greedy(1) }),
         ("no_repeat_ngram", GenerateConfig { no_repeat_ngram: Some(0), ..greedy(1) }),
     ] {
         assert!(run(&[vec![1]], config).to_string().starts_with(name));
@@ -186,4 +192,182 @@ fn prompts_are_padded_on_the_left() {
     assert_eq!(batch, Tensor::from_slice(&[3i64, 4, 5, 0, 0, 6]).view([2, 3]));
     assert_eq!(real.unwrap(), Tensor::from_slice(&[true, true, true, false, false, true]).view([2, 3]));
     assert!(left_pad(&[vec![1], vec![2]], lm::tensor::tch::Device::Cpu).unwrap().1.is_none());
+}
+
+/// Ends row 0 after its first token.
+fn ends_first(token: lm::generate::Token) -> ControlFlow<()> {
+    if token.row == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+#[test]
+fn an_adapters_mask_goes_with_its_rows_when_others_end() {
+    let model = model(&tiny());
+    let config = LoraConfig { rank: 2, ..LoraConfig::default() };
+    let adapter = Adapter::new(model.config(), &config, Kind::Double, model.device()).unwrap();
+    for (_, mut tensor) in adapter.parameters() {
+        let _guard = no_grad_guard();
+        let _ = tensor.fill_(0.3);
+    }
+    let prompts = [vec![3, 4, 5], vec![6], vec![7]];
+    let alone = |row: usize, with: bool| {
+        let plugs = Plugs { adapter: with.then(|| adapter.view()), ..Plugs::default() };
+        generate_with(&model, &prompts[row..=row], &greedy(8), plugs, |_| ControlFlow::Continue(())).unwrap().remove(0)
+    };
+    let rows = Tensor::from_slice(&[true, false, true]);
+    let adapter_view = Some(adapter.view().with_rows(&rows).unwrap());
+    let plugs = Plugs { adapter: adapter_view, ..Plugs::default() };
+    let texts = generate_with(&model, &prompts, &greedy(8), plugs, ends_first).unwrap();
+    assert_eq!(texts[0].tokens, alone(0, true).tokens[..1]);
+    assert_eq!(texts[1].tokens, alone(1, false).tokens);
+    assert_eq!(texts[2].tokens, alone(2, true).tokens);
+    assert_ne!(alone(2, true).tokens, alone(2, false).tokens);
+    let refused = Decoding::new(&model, &prompts[1..], &greedy(1), Plugs { adapter: adapter_view, ..Plugs::default() });
+    assert!(matches!(refused, Err(Error::Shape { .. })));
+}
+
+#[test]
+fn a_hook_knows_its_rows_when_others_end() {
+    let model = model(&tiny());
+    let prompts = [vec![3, 4, 5], vec![6], vec![7, 8]];
+    let direction = (Tensor::arange(16, (Kind::Double, model.device())) * 0.7).sin();
+    let strengths = [0.0, 1.5, -1.5];
+    // Row `r` of the call is prompt `first + r`.
+    let run = |prompts: &[Vec<u32>], first: usize, on_token: fn(lm::generate::Token) -> ControlFlow<()>| {
+        let mut hook = |_: Site, x: &Tensor, tokens: &TokenInfo<'_>| {
+            let by_row: Vec<f64> = tokens.rows.iter().map(|&row| strengths[first + row]).collect();
+            Ok(Some(x + Tensor::from_slice(&by_row).view([-1, 1, 1]) * &direction))
+        };
+        let mut hooks = Hooks::new().on(&[Site::ResidPost(0)], &mut hook);
+        let plugs = Plugs { hooks: Some(&mut hooks), ..Plugs::default() };
+        generate_with(&model, prompts, &greedy(8), plugs, on_token).unwrap()
+    };
+    let together = run(&prompts, 0, ends_first);
+    assert_eq!(together[0].tokens.len(), 1);
+    for row in 1..3 {
+        let alone = run(&prompts[row..=row], row, |_| ControlFlow::Continue(()));
+        assert_eq!(together[row].tokens, alone[0].tokens, "row {row}");
+    }
+}
+
+/// Fails once, for row 1 at a step.
+#[derive(Debug)]
+struct FailsOnce(Option<usize>);
+
+impl LogitsProcessor for FailsOnce {
+    fn process(&mut self, _: &mut [f32], info: &StepInfo<'_>) -> lm::Result<()> {
+        if info.row == 1 && self.0 == Some(info.step) {
+            self.0 = None;
+            return Err(Error::invalid("processor", "patient", "not"));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_step_that_failed_can_be_tried_again_and_leaves_no_trace() {
+    let model = model(&tiny());
+    let prompts = [vec![3, 4, 5], vec![6]];
+    let config = GenerateConfig { temperature: 1.0, seed: 3, ..greedy(6) };
+    let expected = generate(&model, &prompts, &config).unwrap();
+    for at in [0, 3] {
+        let mut fails = FailsOnce(Some(at));
+        let mut steps = Vec::new();
+        let mut reader = |_: Site, _: &Tensor, tokens: &TokenInfo<'_>| {
+            steps.push(tokens.step);
+            Ok(None)
+        };
+        let mut hooks = Hooks::new().on(&[Site::ResidPost(0)], &mut reader);
+        let plugs = Plugs { processors: vec![&mut fails], hooks: Some(&mut hooks), ..Plugs::default() };
+        let mut decoding = Decoding::new(&model, &prompts, &config, plugs).unwrap();
+        for _ in 0..at {
+            let _ = decoding.step().unwrap().unwrap();
+        }
+        let before = (decoding.cache().len(), decoding.cache().steps());
+        assert!(decoding.step().is_err());
+        assert_eq!((decoding.cache().len(), decoding.cache().steps()), before);
+        while decoding.step().unwrap().is_some() {}
+        let texts = decoding.finish();
+        for (text, expected) in texts.iter().zip(&expected) {
+            assert_eq!(text.tokens, expected.tokens, "failed at step {at}");
+        }
+        let mut wanted: Vec<usize> = (0..6).collect();
+        wanted.insert(at, at);
+        assert_eq!(steps, wanted);
+    }
+}
+
+#[test]
+fn a_row_of_a_batch_draws_what_it_draws_alone() {
+    let model = model(&tiny());
+    let prompts = [vec![3, 4, 5], vec![6], vec![7, 8]];
+    let config = GenerateConfig { temperature: 1.0, seed: 5, ..greedy(12) };
+    let together = generate(&model, &prompts, &config).unwrap();
+    // Row 0 has the same random numbers, whatever stands below it; row 1 has others.
+    assert_eq!(generate(&model, &prompts[..1], &config).unwrap()[0].tokens, together[0].tokens);
+    let same = generate(&model, &[vec![6], vec![6]], &config).unwrap();
+    assert_ne!(same[0].tokens, same[1].tokens);
+    assert_eq!(same[1].tokens, together[1].tokens);
+}
+
+/// Allows one token a step.
+#[derive(Debug)]
+struct Says(Vec<u32>);
+
+impl LogitsProcessor for Says {
+    fn process(&mut self, logits: &mut [f32], info: &StepInfo<'_>) -> lm::Result<()> {
+        logits.fill(f32::NEG_INFINITY);
+        logits[self.0[info.step] as usize] = 0.0;
+        Ok(())
+    }
+}
+
+/// A random model with a byte-level tokenizer whose token 262 is `a` and the first byte of a character of two.
+fn with_text() -> lm::Lm {
+    let mut file = gguf::File::default();
+    gguf::with_tokenizer(&mut file, "gpt-2");
+    for (key, value) in &mut file.metadata {
+        match (key.as_str(), value) {
+            ("tokenizer.ggml.tokens", gguf::Value::Texts(tokens)) => {
+                tokens.push(format!("a{}", gguf::character_of(0xC3)));
+            }
+            ("tokenizer.ggml.token_type", gguf::Value::Ints(types)) => types.push(1),
+            _ => {}
+        }
+    }
+    let tokenizer = lm::gguf::Gguf::from_bytes(file.bytes()).unwrap().tokenizer().unwrap();
+    let model = model(&lm::config::ModelConfig { vocab: 263, ..tiny() });
+    lm::Lm { model, tokenizer, template: None, stop: vec![256] }
+}
+
+#[test]
+fn a_stream_that_was_ended_is_not_called_again() {
+    let lm = with_text();
+    let run = |end: bool| {
+        let mut says = Says(vec![262, 0xA4, 262]);
+        let plugs = Plugs { processors: vec![&mut says], ..Plugs::default() };
+        let mut texts = Vec::new();
+        let _ = lm
+            .stream(&[97], &greedy(3), plugs, |text| {
+                texts.push(text.to_owned());
+                if end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+            .unwrap();
+        texts
+    };
+    assert_eq!(run(false), ["a", "\u{e4}", "a", "\u{fffd}"]);
+    assert_eq!(run(true), ["a"]);
+}
+
+#[test]
+fn the_checkpoints_stop_tokens_can_be_left_aside() {
+    let lm = with_text();
+    let run = |config: GenerateConfig| {
+        let mut says = Says(vec![97, 256, 98]);
+        let plugs = Plugs { processors: vec![&mut says], ..Plugs::default() };
+        let texts = lm.generate_tokens(&[vec![97]], &config, plugs, |_| ControlFlow::Continue(())).unwrap();
+        (texts[0].tokens.len(), texts[0].stop)
+    };
+    assert_eq!(run(greedy(3)), (2, StopReason::StopToken));
+    assert_eq!(run(GenerateConfig { ignore_checkpoint_stop: true, ..greedy(3) }), (3, StopReason::Length));
+    assert_eq!(run(GenerateConfig { stop: vec![97], ..greedy(3) }), (1, StopReason::StopToken));
 }

@@ -4,8 +4,8 @@ mod common;
 
 use common::{difference, ids, model, tiny};
 use lm::attention::{AttentionInput, AttentionKernel, PlainAttention};
-use lm::cache::{Cache, GrowingKv, KvStore};
-use lm::generate::{GenerateConfig, LogitsProcessor, Plugs, StepInfo, generate, generate_with, left_pad};
+use lm::cache::{Cache, CacheId, GrowingKv, KvStore};
+use lm::generate::{Decoding, GenerateConfig, LogitsProcessor, Plugs, StepInfo, generate, generate_with, left_pad};
 use lm::hooks::{Hooks, Site, TokenInfo};
 use lm::linear::{LinearLayer, Projection};
 use lm::model::{Model, Pass};
@@ -15,8 +15,8 @@ use lm::{Error, Result};
 use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 const CLOSE: f64 = 1e-9;
 
@@ -224,6 +224,81 @@ fn an_attention_kernel_is_called_once_a_layer_and_its_shape_is_checked() {
     assert!(error.to_string().contains("attention kernel"), "{error}");
 }
 
+/// What a kernel is told: positions, training, cache.
+type Note = (Vec<i64>, bool, Option<CacheId>);
+
+/// Writes down what kernels are told.
+#[derive(Debug, Default, Clone)]
+struct Notes(Arc<Mutex<Vec<Note>>>);
+
+impl AttentionKernel for Notes {
+    fn attend(&self, input: &AttentionInput<'_>) -> Result<Tensor> {
+        assert_eq!(input.positions.size()[0], input.query.size()[0]);
+        let positions = Vec::<i64>::try_from(input.positions.f_reshape([-1])?)?;
+        if input.layer == 0 {
+            self.0.lock().unwrap().push((positions, input.training, input.cache));
+        }
+        PlainAttention.attend(input)
+    }
+}
+
+#[test]
+fn an_attention_kernel_learns_positions_training_and_when_the_past_was_changed() {
+    let mut model = model(&tiny());
+    let notes = Notes::default();
+    model.set_attention(Box::new(notes.clone()));
+    let last = || notes.0.lock().unwrap().last().unwrap().clone();
+    let _ = model.hidden(&ids(&[3]), &mut Pass { training: true, ..Pass::default() }).unwrap();
+    assert_eq!(last(), (vec![0], true, None));
+
+    let mut cache = model.new_cache();
+    let (batch, real) = left_pad(&[vec![3, 4, 5], vec![6]], model.device()).unwrap();
+    let mut pass = Pass { cache: Some(&mut cache), real: real.as_ref(), ..Pass::default() };
+    let _ = model.hidden(&batch, &mut pass).unwrap();
+    let (positions, training, first) = last();
+    assert_eq!((positions, training), (vec![0, 1, 2, 0, 0, 0], false));
+    assert_eq!(first, Some(cache.id()));
+    let step = |cache: &mut Cache| {
+        let next = Tensor::from_slice(&[7i64, 8]).view([2, 1]);
+        let _ = model.hidden(&next, &mut Pass { cache: Some(cache), ..Pass::default() }).unwrap();
+        let (positions, _, id) = last();
+        (positions, id.unwrap())
+    };
+    // Appending changes nothing of the past.
+    assert_eq!(step(&mut cache), (vec![3, 1], first.unwrap()));
+    let mut seen = vec![first.unwrap()];
+    let mut fork = cache.fork().unwrap();
+    seen.push(step(&mut fork).1);
+    cache.truncate(3).unwrap();
+    seen.push(step(&mut cache).1);
+    cache.select_rows(&[1, 0]).unwrap();
+    seen.push(step(&mut cache).1);
+    let mut failing = |_: Site, _: &Tensor, _: &TokenInfo<'_>| Err(Error::invalid("strength", "finite", "NaN"));
+    let mut hooks = Hooks::new().on(&[Site::ResidPost(1)], &mut failing);
+    let next = Tensor::from_slice(&[7i64, 8]).view([2, 1]);
+    let mut pass = Pass { cache: Some(&mut cache), hooks: Some(&mut hooks), ..Pass::default() };
+    assert!(model.hidden(&next, &mut pass).is_err());
+    seen.push(step(&mut cache).1);
+    cache.truncate(0).unwrap();
+    seen.push(step(&mut cache).1);
+    let different: std::collections::HashSet<CacheId> = seen.iter().copied().collect();
+    assert_eq!(different.len(), seen.len(), "{seen:?}");
+    assert!([0, 2, 3, 4, 5].windows(2).all(|w| seen[w[0]].id == seen[w[1]].id), "{seen:?}");
+}
+
+#[test]
+fn the_plain_attention_has_second_derivatives() {
+    let mut model = model(&tiny());
+    model.set_attention(Box::new(PlainAttention));
+    model.set_trainable(true);
+    let logits = model.logits(&ids(&[3, 4, 5]), &mut Pass::default()).unwrap();
+    let loss = (&logits * &logits).mean(Kind::Double);
+    let weight = model.linear(0, Projection::Q).unwrap().unwrap().weight().unwrap();
+    let gradient = Tensor::run_backward(&[&loss], &[&weight], true, true).remove(0);
+    let again = Tensor::run_backward(&[gradient.square().sum(Kind::Double)], &[&weight], false, false).remove(0);
+    assert!(again.abs().max().double_value(&[]) > 0.0);
+}
+
 #[test]
 fn another_store_decodes_the_same_tokens() {
     let model = model(&tiny());
@@ -391,6 +466,22 @@ fn a_store_with_tokens_of_another_generation_is_refused() {
     let one = Tensor::zeros([1, 2, 1, 4], (Kind::Double, model.device()));
     let _ = used.append(0, &one, &one).unwrap();
     let mut cache = Cache::with_store(Box::new(used));
-    let error = model.hidden(&ids(&[3]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
-    assert!(error.to_string().contains("cache"), "{error}");
+    for _ in 0..2 {
+        let error = model.hidden(&ids(&[3]), &mut Pass { cache: Some(&mut cache), ..Pass::default() }).unwrap_err();
+        assert!(error.to_string().contains("cache"), "{error}");
+        assert_eq!((cache.store().len(0), cache.store().len(1)), (1, 0), "it was touched");
+    }
+}
+
+#[test]
+fn a_generation_on_a_store_with_tokens_leaves_it_alone() {
+    let model = model(&tiny());
+    // Tokens in the last layer only: the passes below it must not have written either.
+    let mut used = Concatenated(vec![None, None]);
+    let one = Tensor::zeros([1, 2, 1, 4], (Kind::Double, model.device()));
+    let _ = used.append(1, &one, &one).unwrap();
+    let plugs = Plugs { store: Some(Box::new(used)), ..Plugs::default() };
+    let mut decoding = Decoding::new(&model, &[vec![3, 4]], &GenerateConfig::default(), plugs).unwrap();
+    assert!(decoding.step().is_err());
+    assert_eq!((decoding.cache().store().len(0), decoding.cache().store().len(1)), (0, 1));
 }

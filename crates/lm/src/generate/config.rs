@@ -18,12 +18,15 @@ pub struct GenerateConfig {
     pub top_p: Option<f64>,
     /// Keeps tokens at least this many times as probable as the most probable one.
     pub min_p: Option<f64>,
-    /// Divides positive and multiplies negative logits of tokens that came before, prompt included; 1 changes nothing.
+    /// Divides positive and multiplies negative logits of tokens that came before, prompt included; 1 changes nothing. From
+    /// 1e-3 to 1e3.
     pub repetition_penalty: f64,
     /// No n tokens in a row come twice.
     pub no_repeat_ngram: Option<usize>,
     /// Tokens that end a text. They are in the result.
     pub stop: Vec<u32>,
+    /// Whether an [`Lm`](crate::Lm) leaves its checkpoint's stop tokens aside if `stop` is empty: no token ends a text then.
+    pub ignore_checkpoint_stop: bool,
     /// Seed of the sampler. Each row has a stream of its own, one number a step, so that rows and runs can be paired.
     pub seed: u64,
 }
@@ -39,6 +42,7 @@ impl Default for GenerateConfig {
             repetition_penalty: 1.0,
             no_repeat_ngram: None,
             stop: Vec::new(),
+            ignore_checkpoint_stop: false,
             seed: 0,
         }
     }
@@ -51,9 +55,7 @@ impl GenerateConfig {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return Err(Error::invalid("temperature", "at least 0 and finite", self.temperature));
         }
-        if !(self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0) {
-            return Err(Error::invalid("repetition_penalty", "above 0 and finite", self.repetition_penalty));
-        }
+        RepetitionPenalty::check(self.repetition_penalty)?;
         for (name, value) in [("top_k", self.top_k), ("no_repeat_ngram", self.no_repeat_ngram)] {
             if value == Some(0) {
                 return Err(Error::invalid(name, "at least 1, or none", 0));

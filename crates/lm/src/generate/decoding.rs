@@ -19,7 +19,7 @@ pub struct Plugs<'a, 'h> {
     pub hooks: Option<&'a mut Hooks<'h>>,
     /// Processors of the logits, applied before those of the settings.
     pub processors: Vec<&'a mut dyn LogitsProcessor>,
-    /// A LoRA adapter.
+    /// A LoRA adapter. Its mask of rows, if it has one, is of the prompts as they are given.
     pub adapter: Option<AdapterView<'a>>,
     /// An empty store for keys and values; the default one otherwise.
     pub store: Option<Box<dyn KvStore>>,
@@ -127,7 +127,10 @@ pub struct Decoding<'a, 'h> {
     rows: Vec<Row>,
     /// Rows that aren't finished, in the order of the cache's rows.
     alive: Vec<usize>,
-    steps: usize,
+    /// The adapter's mask of rows, `[alive]` of bool.
+    adapted: Option<Tensor>,
+    /// The cache couldn't be put back after an error.
+    broken: bool,
 }
 
 #[derive(Debug)]
@@ -143,8 +146,8 @@ impl<'a, 'h> Decoding<'a, 'h> {
     /// Checks prompts and settings; nothing is computed yet.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`]; [`Error::ContextOverflow`] for a prompt that fills the context; [`Error::TokenOutOfRange`];
-    /// [`Error::InvalidArgument`] for settings outside their domain.
+    /// [`Error::EmptyPrompt`]; [`Error::ContextOverflow`] for a prompt longer than the context; [`Error::TokenOutOfRange`];
+    /// [`Error::InvalidArgument`] for settings outside their domain; [`Error::Shape`] for an adapter's mask of other rows.
     pub fn new(
         model: &'a Model,
         prompts: &[Vec<u32>],
@@ -179,6 +182,10 @@ impl<'a, 'h> Decoding<'a, 'h> {
             stop: (config.max_new_tokens == 0).then_some(StopReason::Length),
         };
         let rows: Vec<Row> = prompts.iter().enumerate().map(row).collect();
+        let adapted = plugs.adapter.and_then(AdapterView::rows).map(Tensor::shallow_clone);
+        if let Some(mask) = adapted.as_ref().filter(|mask| mask.size() != [rows.len() as i64]) {
+            return Err(Error::shape("The adapter's mask of rows", format!("[{}]", rows.len()), mask));
+        }
         let cache = plugs.store.take().map_or_else(|| model.new_cache(), Cache::with_store);
         Ok(Self {
             model,
@@ -189,37 +196,43 @@ impl<'a, 'h> Decoding<'a, 'h> {
             cache,
             alive: (0..rows.len()).filter(|&r| rows[r].stop.is_none()).collect(),
             rows,
-            steps: 0,
+            adapted,
+            broken: false,
         })
     }
 
     /// The next token of every row that isn't finished; none when all are.
     ///
     /// # Errors
-    /// What model and plugs report; [`Error::NonFiniteLogits`].
+    /// What model and plugs report; [`Error::NonFiniteLogits`]. Texts, samplers and cache are then what they were, and the
+    /// step can be tried again; hooks and processors with a state of their own are called again. If the store of keys and
+    /// values can't be put back, further steps are refused ([`Error::InvalidArgument`]).
     pub fn step(&mut self) -> Result<Option<Vec<Token>>> {
+        if self.broken {
+            let got =
+                "one whose store couldn't be put back after an error: start another with the prompts and texts so far";
+            return Err(Error::invalid("decoding", "one that can go on", got));
+        }
         self.drop_finished()?;
         if self.alive.is_empty() {
             return Ok(None);
         }
-        let _guard = no_grad_guard();
-        let logits = self.logits()?.f_to_kind(Kind::Float)?; // (alive, vocab)
-        let normalizers =
-            Vec::<f64>::try_from(&logits.f_logsumexp([1i64].as_slice(), false)?.f_to_kind(Kind::Double)?)?;
-        let mut values = vec![0f32; logits.numel()];
-        let len = values.len();
-        logits.f_to_device(Device::Cpu)?.f_contiguous()?.f_copy_data(&mut values, len)?;
-        let mut tokens = Vec::with_capacity(self.alive.len());
-        let vocab = len / self.alive.len();
-        for ((values, normalizer), &number) in values.chunks_exact_mut(vocab).zip(normalizers).zip(&self.alive) {
-            let processors = self.plugs.processors.iter_mut().map(|p| &mut **p as &mut dyn LogitsProcessor);
-            let processors = processors.chain(self.processors.iter_mut().map(|p| &mut **p as &mut dyn LogitsProcessor));
-            tokens.push(self.rows[number].choose(number, values, normalizer, &mut processors.collect::<Vec<_>>())?);
-        }
-        self.steps += 1;
+        let before = self.cache.len();
+        let drawn = match self.draw() {
+            Ok(drawn) => drawn,
+            Err(error) => {
+                // A pass that fails puts the cache back itself; what came after it doesn't.
+                self.broken = self.cache.len() > before && self.cache.truncate(before).is_err();
+                return Err(error);
+            }
+        };
         let max = self.model.config().positions();
-        for token in &tokens {
+        let mut tokens = Vec::with_capacity(drawn.len());
+        for (token, sampler) in drawn {
             let row = &mut self.rows[token.row];
+            row.sampler = sampler;
+            row.tokens.push(token.id);
+            row.log_probs.push(token.log_prob);
             row.stop = if self.stop.contains(&token.id) {
                 Some(StopReason::StopToken)
             } else if row.tokens.len() >= self.max_new_tokens {
@@ -229,8 +242,28 @@ impl<'a, 'h> Decoding<'a, 'h> {
             } else {
                 None
             };
+            tokens.push(token);
         }
         Ok(Some(tokens))
+    }
+
+    /// A pass, and a token for every row with the sampler that drew it. Nothing but the cache is changed.
+    fn draw(&mut self) -> Result<Vec<(Token, Sampler)>> {
+        let _guard = no_grad_guard();
+        let logits = self.logits()?.f_to_kind(Kind::Float)?; // (alive, vocab)
+        let normalizers =
+            Vec::<f64>::try_from(&logits.f_logsumexp([1i64].as_slice(), false)?.f_to_kind(Kind::Double)?)?;
+        let mut values = vec![0f32; logits.numel()];
+        let len = values.len();
+        logits.f_to_device(Device::Cpu)?.f_contiguous()?.f_copy_data(&mut values, len)?;
+        let mut drawn = Vec::with_capacity(self.alive.len());
+        let vocab = len / self.alive.len();
+        for ((values, normalizer), &number) in values.chunks_exact_mut(vocab).zip(normalizers).zip(&self.alive) {
+            let processors = self.plugs.processors.iter_mut().map(|p| &mut **p as &mut dyn LogitsProcessor);
+            let processors = processors.chain(self.processors.iter_mut().map(|p| &mut **p as &mut dyn LogitsProcessor));
+            drawn.push(self.rows[number].choose(number, values, normalizer, &mut processors.collect::<Vec<_>>())?);
+        }
+        Ok(drawn)
     }
 
     /// Logits `[alive, vocab]` after the prompts, or after the last tokens.
@@ -244,11 +277,16 @@ impl<'a, 'h> Decoding<'a, 'h> {
             let last: Vec<i64> = last.collect();
             (Tensor::from_slice(&last).f_view([-1, 1])?.f_to_device(device)?, None)
         };
+        let adapter = match (self.plugs.adapter, &self.adapted) {
+            (Some(adapter), Some(rows)) => Some(adapter.with_rows(rows)?),
+            (adapter, _) => adapter,
+        };
         let mut pass = Pass {
             cache: Some(&mut self.cache),
+            rows: Some(&self.alive),
             real: real.as_ref(),
             hooks: self.plugs.hooks.as_deref_mut(),
-            adapter: self.plugs.adapter,
+            adapter,
             ..Pass::default()
         };
         self.model.last_logits(&ids, &mut pass)
@@ -261,8 +299,13 @@ impl<'a, 'h> Decoding<'a, 'h> {
         if kept.len() == self.alive.len() {
             return Ok(());
         }
-        if !kept.is_empty() && !self.cache.is_empty() {
-            self.cache.select_rows(&kept)?;
+        if !kept.is_empty() {
+            let select = |mask: &Tensor| mask.f_index_select(0, &Tensor::from_slice(&kept).f_to_device(mask.device())?);
+            let adapted = self.adapted.as_ref().map(select).transpose()?;
+            if !self.cache.is_empty() {
+                self.cache.select_rows(&kept)?;
+            }
+            self.adapted = adapted;
         }
         self.alive = kept.iter().map(|&i| self.alive[i as usize]).collect();
         Ok(())
@@ -292,13 +335,14 @@ impl<'a, 'h> Decoding<'a, 'h> {
 }
 
 impl Row {
+    /// The next token, and the sampler that has drawn it.
     fn choose(
-        &mut self,
+        &self,
         number: usize,
         logits: &mut [f32],
         normalizer: f64,
         processors: &mut [&mut dyn LogitsProcessor],
-    ) -> Result<Token> {
+    ) -> Result<(Token, Sampler)> {
         let step = self.tokens.len();
         let bad = |logits: &[f32]| {
             let value = logits.iter().find(|z| z.is_nan() || **z == f32::INFINITY).copied();
@@ -313,11 +357,10 @@ impl Row {
         for processor in processors {
             processor.process(logits, &info)?;
         }
-        let id = self.sampler.draw(logits).ok_or_else(|| bad(logits))?;
+        let mut sampler = self.sampler.clone();
+        let id = sampler.draw(logits).ok_or_else(|| bad(logits))?;
         let raw = raw.get(id as usize).unwrap_or(&logits[id as usize]);
         let log_prob = f64::from(*raw) - normalizer;
-        self.tokens.push(id);
-        self.log_probs.push(log_prob);
-        Ok(Token { row: number, id, log_prob })
+        Ok((Token { row: number, id, log_prob }, sampler))
     }
 }

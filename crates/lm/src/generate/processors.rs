@@ -23,7 +23,8 @@ pub struct StepInfo<'a> {
 /// The socket: changes the logits `[vocab]` of a row.
 pub trait LogitsProcessor: fmt::Debug {
     /// # Errors
-    /// Whatever the plug reports; the generation ends.
+    /// Whatever the plug reports; the step fails for all rows. If it is tried again, processors are called again for every
+    /// row.
     fn process(&mut self, logits: &mut [f32], info: &StepInfo<'_>) -> Result<()>;
 }
 
@@ -103,12 +104,23 @@ impl LogitsProcessor for MinP {
     }
 }
 
-/// Divides positive and multiplies negative logits of tokens that came before (Keskar et al. 2019).
+/// Divides positive and multiplies negative logits of tokens that came before (Keskar et al. 2019). The penalty is from 1e-3
+/// to 1e3: beyond, logits leave what f32 can hold.
 #[derive(Debug, Clone, Copy)]
 pub struct RepetitionPenalty(pub f64);
 
+impl RepetitionPenalty {
+    pub(super) fn check(penalty: f64) -> Result<()> {
+        if (1e-3..=1e3).contains(&penalty) {
+            return Ok(());
+        }
+        Err(Error::invalid("repetition_penalty", "from 1e-3 to 1e3 (1 changes nothing)", penalty))
+    }
+}
+
 impl LogitsProcessor for RepetitionPenalty {
     fn process(&mut self, logits: &mut [f32], info: &StepInfo<'_>) -> Result<()> {
+        Self::check(self.0)?;
         let penalty = self.0 as f32;
         let seen: HashSet<u32> = info.prompt.iter().chain(info.generated).copied().collect();
         for id in seen {

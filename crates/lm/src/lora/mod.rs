@@ -242,6 +242,11 @@ impl<'a> AdapterView<'a> {
         self.adapter
     }
 
+    /// The mask of rows, if there is one.
+    pub(crate) fn rows(self) -> Option<&'a Tensor> {
+        self.rows
+    }
+
     /// As [`Adapter::delta`], for `x` `[batch, …, in]`; zero for the rows that are switched off.
     ///
     /// # Errors

@@ -6,12 +6,13 @@ use super::pass::{Exit, Tokens, Walk};
 use super::rope::Turns;
 use super::source::Source;
 use crate::attention::{AttentionInput, AttentionKernel, AttentionMask};
-use crate::cache::KvStore;
+use crate::cache::{CacheId, KvStore};
 use crate::config::{Architecture, ModelConfig};
 use crate::hooks::Site;
 use crate::linear::{LinearLayer, Projection};
 use crate::lora::AdapterView;
 use crate::moe::{LayerRouting, MoeLayer, RouteContext};
+use crate::packed::recorded;
 use crate::{Error, Result};
 use tensor::tch::Tensor;
 
@@ -22,6 +23,9 @@ pub(crate) struct Shared<'a> {
     pub mask: AttentionMask,
     pub turns: Option<Turns>,
     pub tokens: &'a Tokens,
+    /// `[batch, time]` of i64.
+    pub positions: &'a Tensor,
+    pub cache: Option<CacheId>,
     pub adapter: Option<AdapterView<'a>>,
     pub training: bool,
 }
@@ -125,6 +129,11 @@ impl Block {
                     let got = format!("{}; an earlier pass stopped before this layer", store.len(self.number));
                     return Err(Error::invalid("cache", expected, got));
                 }
+                // Stores hold values: later tokens' losses would lose their share of the gradient without a word.
+                if recorded(&key)? || recorded(&value)? {
+                    let expected = "none while gradients are recorded: pass the whole text without it, or use no_grad";
+                    return Err(Error::invalid("cache", expected, "a cache of values without gradients"));
+                }
                 store.append(self.number, &key, &value)?
             }
             None => (key, value),
@@ -137,6 +146,9 @@ impl Block {
             mask: &shared.mask,
             scale: (config.head_dim as f64).sqrt().recip(),
             hidden: x,
+            positions: shared.positions,
+            training: shared.training,
+            cache: shared.cache,
         })?;
         if attended.size() != query.size() {
             let expected = format!("{:?}, as the queries", query.size());

@@ -19,7 +19,8 @@ pub trait CausalLm: fmt::Debug {
     fn new_cache(&self) -> Cache;
 
     /// The final activations `[batch, time, width]` of tokens `[batch, time]` (i64) that continue the cache. `real`
-    /// `[batch, time]` marks the tokens that aren't padding.
+    /// `[batch, time]` marks the tokens that aren't padding. The cache holds values without gradients: call this under
+    /// `no_grad` where weights or an adapter can be trained.
     ///
     /// # Errors
     /// As [`Model::hidden`].

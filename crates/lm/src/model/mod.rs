@@ -88,11 +88,12 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TokenOutOfRange`], [`Error::ContextOverflow`], [`Error::InvalidArgument`] for a
-    /// mask that isn't left-padded; what hooks and plugs report. The cache is then what it was before.
+    /// mask that isn't of bool or not left-padded; what hooks and plugs report. The cache is then what it was before.
     pub fn hidden(&self, ids: &Tensor, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         let [batch, time] = self.check_ids(ids)?;
-        let tokens = Tokens::new(pass, batch, time, &self.config)?;
-        let mut x = self.embedding.rows(ids)?; // (b, t, width)
+        let tokens = Tokens::new(pass, [batch, time], ids.device(), &self.config)?;
+        // A packed table gives f32, whatever the model computes in.
+        let mut x = self.embedding.rows(ids)?.f_to_kind(self.kind)?; // (b, t, width)
         if let Some(positions) = &self.positions {
             x = x.f_add(&positions.f_index_select(0, &tokens.positions.f_reshape([-1])?)?.f_view([
                 tokens.positions.size()[0],
@@ -107,14 +108,15 @@ impl Model {
     /// several tops share. The layers below are neither run nor written to the cache.
     ///
     /// # Errors
-    /// [`Error::LayerOutOfRange`], [`Error::Shape`], and as [`hidden`](Self::hidden).
+    /// [`Error::LayerOutOfRange`], [`Error::Shape`], and as [`hidden`](Self::hidden); [`Error::InvalidArgument`] for hooks at
+    /// the layers below.
     pub fn hidden_from(&self, layer: usize, x: &Tensor, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         if layer >= self.config.layers {
             return Err(Error::LayerOutOfRange { layer, layers: self.config.layers });
         }
         match x.size()[..] {
             [batch, time, width] if width == self.config.width => {
-                let tokens = Tokens::new(pass, batch, time, &self.config)?;
+                let tokens = Tokens::new(pass, [batch, time], x.device(), &self.config)?;
                 self.walk(x.shallow_clone(), layer, &tokens, pass)
             }
             _ => Err(Error::shape("The activations", format!("[batch, time, {}]", self.config.width), x)),
@@ -160,7 +162,15 @@ impl Model {
     /// # Errors
     /// What the head's layer reports.
     pub fn head_rows(&self, hidden: &Tensor, ids: &Tensor) -> Result<Tensor> {
-        Ok(hidden.f_matmul(&self.head_layer().rows(ids)?.f_transpose(0, 1)?)?)
+        let (head, kind) = (self.head_layer(), hidden.kind());
+        let logits = hidden.f_matmul(&head.rows(ids)?.f_to_kind(kind)?.f_transpose(0, 1)?)?;
+        match head.bias() {
+            None => Ok(logits),
+            Some(bias) => {
+                let bias = bias.f_index_select(0, &ids.f_to_device(bias.device())?)?;
+                Ok(logits.f_add(&bias.f_to_device(logits.device())?.f_to_kind(kind)?)?)
+            }
+        }
     }
 
     /// The head's linear map, which is the table of embeddings in tied models.
@@ -195,16 +205,27 @@ impl Model {
 
     fn walk(&self, x: Tensor, first: usize, tokens: &Tokens, pass: &mut Pass<'_, '_>) -> Result<Tensor> {
         if let Some(hooks) = &pass.hooks {
-            hooks.check(self.config.layers)?;
+            hooks.check(self.config.layers, first)?;
         }
         if let Some(adapter) = &pass.adapter {
             adapter.check(self.config.layers)?;
         }
-        if pass.cache.is_some() {
+        if let Some(cache) = pass.cache.as_deref() {
             self.check_causal()?;
+            let found = (0..self.config.layers).find(|&l| cache.is_empty() && !cache.store().is_empty(l));
+            if let Some(layer) = found {
+                // Before anything is written: after an error the store would be cut to the cache's length.
+                let expected = "on an empty store when nothing was read yet: make another, or empty this one";
+                let got = format!("on one with {} tokens in layer {layer}", cache.store().len(layer));
+                return Err(Error::invalid("cache", expected, got));
+            }
         }
+        let known = pass.routings.as_ref().map_or(0, |r| r.len());
         let _one = self.one_thread(tokens.batch * tokens.time);
         let result = self.layers(x, first, tokens, pass);
+        if let (Err(_), Some(routings)) = (&result, pass.routings.as_deref_mut()) {
+            routings.truncate(known);
+        }
         let Some(cache) = pass.cache.as_deref_mut() else {
             return result;
         };
@@ -214,8 +235,8 @@ impl Model {
                 Ok(x)
             }
             Err(error) => {
-                // Some layers have the new tokens already. What the store says now can't be worse than the error.
-                let _ = cache.store_mut().truncate(tokens.past);
+                // Some layers have the new tokens already.
+                cache.put_back();
                 Err(error)
             }
         }
@@ -231,6 +252,7 @@ impl Model {
                 Some(Turns::new(&frequencies, &tokens.positions, x.kind(), x.device())?)
             }
         };
+        let positions = tokens.positions_by_row()?;
         let all_real = tokens.all_real.as_ref().map(Tensor::shallow_clone);
         let shared = Shared {
             config,
@@ -240,8 +262,9 @@ impl Model {
             tokens,
             adapter: pass.adapter,
             training: pass.training,
+            positions: &positions,
+            cache: pass.cache.as_deref().map(Cache::id),
         };
-        let positions = tokens.positions_by_row()?;
         let mut walk = Walk::new(pass.hooks.as_deref_mut(), &positions, tokens);
         let mut x = x;
         for block in &self.blocks[first..] {

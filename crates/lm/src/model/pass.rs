@@ -6,12 +6,14 @@ use crate::hooks::{Hooks, Site, TokenInfo};
 use crate::lora::AdapterView;
 use crate::moe::LayerRouting;
 use crate::{Error, Result};
-use tensor::tch::{Kind, Tensor};
+use tensor::tch::{Device, Kind, Tensor};
 
 /// What a pass uses besides its tokens. `Pass::default()` is the plain full pass.
 #[derive(Debug, Default)]
 pub struct Pass<'a, 'h> {
-    /// Keys and values of earlier tokens; this pass's are appended. None: the tokens are the whole text.
+    /// Keys and values of earlier tokens; this pass's are appended. None: the tokens are the whole text. What is appended
+    /// has no gradient, so a pass whose keys or values are recorded by autograd is refused: go without a cache, or under
+    /// `no_grad`.
     pub cache: Option<&'a mut Cache>,
     /// Which tokens are real, `[batch, time]` of bool, padding on the left; none if all are.
     pub real: Option<&'a Tensor>,
@@ -22,9 +24,11 @@ pub struct Pass<'a, 'h> {
     /// Real prompt tokens of each row, for hooks; by default all real tokens of the cache's first pass, or of this one
     /// without a cache.
     pub prompt_lengths: Option<&'a [i64]>,
-    /// Collects the routing of each mixture-of-experts layer.
+    /// Number of each row for hooks ([`TokenInfo::rows`]); by default they count from 0.
+    pub rows: Option<&'a [usize]>,
+    /// Collects the routing of each mixture-of-experts layer; nothing of a pass that fails.
     pub routings: Option<&'a mut Vec<LayerRouting>>,
-    /// Whether routers are asked for their losses.
+    /// Whether routers are asked for their losses; attention kernels are told too.
     pub training: bool,
 }
 
@@ -38,6 +42,7 @@ pub(crate) struct Tokens {
     /// `[batch, past + time]` of bool.
     pub all_real: Option<Tensor>,
     pub prompt_lengths: Vec<i64>,
+    pub rows: Vec<usize>,
     /// Position of the token after this pass, by row.
     pub next: Vec<i64>,
     pub past: i64,
@@ -47,8 +52,14 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// Checks mask, cache and context for tokens (or activations) of `batch` rows and `time` columns.
-    pub(crate) fn new(pass: &Pass<'_, '_>, batch: i64, time: i64, config: &ModelConfig) -> Result<Self> {
+    /// Checks mask, cache and context for tokens (or activations) of `batch` rows and `time` columns on `device`, where
+    /// everything is put that goes with them.
+    pub(crate) fn new(
+        pass: &Pass<'_, '_>,
+        [batch, time]: [i64; 2],
+        device: Device,
+        config: &ModelConfig,
+    ) -> Result<Self> {
         let cache = pass.cache.as_deref();
         let past = cache.map_or(0, Cache::len);
         if time == 0 || batch == 0 {
@@ -64,7 +75,7 @@ impl Tokens {
             None => None,
             Some(real) => {
                 check_mask(real, batch, time, past)?;
-                if bool::try_from(real.f_all()?)? { None } else { Some(real.f_to_kind(Kind::Bool)?) }
+                if bool::try_from(real.f_all()?)? { None } else { Some(real.f_to_device(device)?) }
             }
         };
         let lengths: Vec<i64> = match &real {
@@ -76,7 +87,6 @@ impl Tokens {
         if longest > max {
             return Err(Error::ContextOverflow { len: longest, max });
         }
-        let device = pass.real.map_or(tensor::tch::Device::Cpu, Tensor::device);
         let uniform = real.is_none() && (0..batch as usize).all(|row| starts(row) == starts(0));
         let positions = if uniform {
             Tensor::f_arange_start(starts(0), starts(0) + time, (Kind::Int64, device))?.f_view([1, time])?
@@ -92,7 +102,7 @@ impl Tokens {
             (None, None) => None,
             (before, now) => {
                 let ones = |n| Tensor::f_ones([batch, n], (Kind::Bool, device));
-                let before = before.map_or_else(|| ones(past), |b| Ok(b.shallow_clone()))?;
+                let before = before.map_or_else(|| ones(past), |b| b.f_to_device(device))?;
                 let now = now.as_ref().map_or_else(|| ones(time), |n| Ok(n.shallow_clone()))?;
                 Some(Tensor::f_cat(&[before, now], 1)?)
             }
@@ -105,8 +115,13 @@ impl Tokens {
             (None, Some(cache)) => cache.prompt_lengths.clone(),
             (None, None) => lengths,
         };
-        let step = cache.map_or(0, |c| c.steps);
-        Ok(Self { positions, real, all_real, prompt_lengths, next, past, step, batch, time })
+        let rows = match pass.rows {
+            None => (0..batch as usize).collect(),
+            Some(given) if given.len() as i64 == batch => given.to_vec(),
+            Some(given) => return Err(Error::invalid("rows", format!("one for each of {batch} rows"), given.len())),
+        };
+        let step = cache.map_or(0, Cache::steps);
+        Ok(Self { positions, real, all_real, prompt_lengths, rows, next, past, step, batch, time })
     }
 
     /// Positions for every row.
@@ -116,8 +131,8 @@ impl Tokens {
 
     /// Writes what was read into the cache's bookkeeping, once all layers have been appended.
     pub(crate) fn commit(&self, cache: &mut Cache) -> Result<()> {
+        cache.starts.push(cache.len);
         cache.len += self.time;
-        cache.steps += 1;
         cache.real = self.all_real.as_ref().map(Tensor::f_detach).transpose()?;
         cache.next.clone_from(&self.next);
         cache.prompt_lengths.clone_from(&self.prompt_lengths);
@@ -128,6 +143,9 @@ impl Tokens {
 fn check_mask(real: &Tensor, batch: i64, time: i64, past: i64) -> Result<()> {
     if real.size() != [batch, time] {
         return Err(Error::shape("The mask of real tokens", format!("[{batch}, {time}]"), real));
+    }
+    if real.kind() != Kind::Bool {
+        return Err(Error::invalid("real", "of the kind Bool, true for real tokens", format!("{:?}", real.kind())));
     }
     let real = real.f_to_kind(Kind::Int64)?;
     let last = Vec::<i64>::try_from(real.f_select(1, time - 1)?)?;
@@ -177,6 +195,7 @@ impl<'a, 'h> Walk<'a, 'h> {
             positions,
             real: tokens.real.as_ref(),
             prompt_lengths: &tokens.prompt_lengths,
+            rows: &tokens.rows,
             step: tokens.step,
         };
         Self { hooks, info }

@@ -131,7 +131,7 @@ fn on_cpu(what: &str, tensor: &Tensor) -> Result<()> {
 }
 
 /// Whether operations on `x` are recorded now: it requires a gradient, and autograd is on.
-fn recorded(x: &Tensor) -> Result<bool> {
+pub(crate) fn recorded(x: &Tensor) -> Result<bool> {
     Ok(x.requires_grad() && x.f_alias()?.requires_grad())
 }
 
