@@ -250,6 +250,7 @@ impl<'a, 'h> Decoding<'a, 'h> {
     /// A pass, and a token for every row with the sampler that drew it. Nothing but the cache is changed.
     fn draw(&mut self) -> Result<Vec<(Token, Sampler)>> {
         let _guard = no_grad_guard();
+        let _one = if self.cache.is_empty() { None } else { self.model.one_thread(self.alive.len() as i64) };
         let logits = self.logits()?.f_to_kind(Kind::Float)?; // (alive, vocab)
         let normalizers =
             Vec::<f64>::try_from(&logits.f_logsumexp([1i64].as_slice(), false)?.f_to_kind(Kind::Double)?)?;
