@@ -23,8 +23,9 @@ use std::arch::x86_64::{
 
 /// Rows of `x` that share one unpacking of a block: as many sums as fit in AVX2's sixteen registers beside the weights.
 pub(super) const TILE: usize = 8;
-/// Bytes of blocks below which waking the thread pool costs more than it saves. (A pool of one thread is never worth waking.)
-const SERIAL_BELOW: usize = 1 << 17;
+/// Bytes of blocks below which waking the thread pool costs more than it saves: between the operators of a decoding step its
+/// threads have gone to sleep, and waking them takes as long as a matrix of half a megabyte.
+const SERIAL_BELOW: usize = 1 << 20;
 /// Bytes of blocks that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
 
