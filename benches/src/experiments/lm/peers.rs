@@ -86,7 +86,7 @@ pub(super) fn experiment() -> Experiment {
                 ),
                 Claim::new(
                     "prefill-llama",
-                    "How reading a prompt on packed weights compares with llama.cpp.",
+                    "Reading a prompt on packed weights is at least half as fast as llama.cpp's.",
                     "ours",
                     PREFILL,
                     ("packed", "llama"),
