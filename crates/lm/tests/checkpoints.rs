@@ -6,10 +6,11 @@ use common::{difference, ids, model, tiny};
 use lm::config::{Architecture, ModelConfig};
 use lm::linear::Dense;
 use lm::model::{Model, Pass};
-use lm::moe::RouteContext;
+use lm::moe::{Demand, ExpertStore, ExpertWeights, MoeLayer, ResidentExperts, RouteContext, Router, Routing};
 use lm::tensor::Seed;
 use lm::tensor::tch::{Device, Kind, Tensor};
 use lm::{Error, attention::PlainAttention};
+use std::sync::{Arc, Mutex};
 
 #[test]
 fn a_model_without_a_head_of_its_own_is_tied_whatever_its_configuration_says() {
@@ -135,4 +136,81 @@ fn embeddings_and_head_have_sockets_of_their_own() {
     assert!(difference(&before, &after) > 1e-3 && !model.config().tied);
     let old = model.set_embedding(table(40)).unwrap();
     assert_eq!(old.out_features(), 40);
+}
+
+/// Writes down what a layer demands.
+#[derive(Debug)]
+struct Noting(ResidentExperts, Arc<Mutex<Vec<Demand>>>);
+
+impl ExpertStore for Noting {
+    fn experts(&self) -> usize {
+        self.0.experts()
+    }
+
+    fn visit(
+        &self,
+        layer: usize,
+        demand: &[Demand],
+        run: &mut dyn FnMut(usize, &ExpertWeights) -> lm::Result<()>,
+    ) -> lm::Result<()> {
+        self.1.lock().unwrap().extend(demand);
+        self.0.visit(layer, demand, run)
+    }
+
+    fn bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// Three tokens: 0 to experts 1 (first) and 0, 1 to experts 0 and 1 with more weight on 0, 2 to expert 3 alone.
+#[derive(Debug)]
+struct Written;
+
+impl Router for Written {
+    fn experts(&self) -> usize {
+        4
+    }
+
+    fn route(&self, _: &Tensor, _: &RouteContext<'_>) -> lm::Result<Routing> {
+        Ok(Routing {
+            token: Tensor::from_slice(&[0i64, 0, 1, 1, 2]),
+            expert: Tensor::from_slice(&[0i64, 1, 1, 0, 3]),
+            weight: Tensor::from_slice(&[0.2f64, 0.8, 0.3, 0.25, 1.0]),
+            logits: None,
+            losses: Vec::new(),
+        })
+    }
+}
+
+#[test]
+fn a_demand_has_tokens_largest_weight_and_best_rank() {
+    let expert = || ExpertWeights {
+        gate: Tensor::ones([2, 16], (Kind::Double, Device::Cpu)),
+        up: Tensor::ones([2, 16], (Kind::Double, Device::Cpu)),
+        down: Tensor::ones([16, 2], (Kind::Double, Device::Cpu)),
+    };
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let experts = ResidentExperts::new((0..4).map(|_| expert()).collect()).unwrap();
+    let layer = MoeLayer::new(Box::new(Written), Box::new(Noting(experts, noted.clone()))).unwrap();
+    let context = RouteContext { layer: 0, batch: 1, real: None, training: false, decoding: false };
+    let _ = layer.forward(&Tensor::ones([1, 3, 16], (Kind::Double, Device::Cpu)), &context, None).unwrap();
+    let demand: Vec<_> = noted.lock().unwrap().iter().map(|d| (d.expert, d.tokens, d.weight, d.rank)).collect();
+    assert_eq!(demand, [(0, 2, 0.25, 1), (1, 2, 0.8, 0), (3, 1, 1.0, 0)]);
+    let scalar = Tensor::from(1.0f64);
+    assert!(matches!(layer.forward(&scalar, &context, None), Err(Error::Shape { .. })));
+}
+
+#[test]
+fn a_step_without_any_gradient_and_an_epsilon_of_0_are_refused() {
+    use lm::train::{AdamW, OptimizerConfig};
+    let parameter = || Tensor::ones([2], (Kind::Double, Device::Cpu)).set_requires_grad(true);
+    let (trained, other) = (parameter(), parameter());
+    let mut optimizer =
+        AdamW::new(OptimizerConfig::default(), vec![("w".to_owned(), trained.shallow_clone())]).unwrap();
+    let error = optimizer.step(1, |_| Ok(other.square().sum(Kind::Double))).unwrap_err();
+    assert!(error.to_string().contains("got a gradient"), "{error}");
+    assert_eq!(trained, parameter());
+    assert!(optimizer.step(1, |_| Ok(trained.square().sum(Kind::Double))).is_ok());
+    let zero = OptimizerConfig { eps: 0.0, ..OptimizerConfig::default() };
+    assert!(zero.validate().is_err());
 }

@@ -132,6 +132,16 @@ fn merged_weights_are_the_adapted_model() {
 }
 
 #[test]
+fn a_new_adapter_of_half_precision_merges_into_f32_weights_without_touching_a_bit() {
+    let mut model = Model::random(&tiny(), Seed::new(1), Kind::Float, CPU).unwrap();
+    let text = ids(&[5, 3, 8]);
+    let before = logits(&model, &text, None);
+    let adapter = Adapter::new(&tiny(), &lora(), Kind::BFloat16, CPU).unwrap();
+    adapter.merge_into(&mut model).unwrap();
+    assert_eq!(logits(&model, &text, None), before);
+}
+
+#[test]
 fn a_model_that_does_not_fit_is_left_alone_by_merging() {
     let adapter = trained(&tiny(), &lora());
     let other = ModelConfig { ffn: 32, ..tiny() };

@@ -209,7 +209,14 @@ impl Adapter {
                 let what = format!("The weight of {which:?} of layer {layer}");
                 return Err(Error::shape(what, format!("{:?}, as the adapter has it,", delta.size()), &weight));
             }
-            let kind = delta.kind();
+            // In the wider of the two kinds: the adapter's may be half as exact as the weights, and the sum must not be.
+            let narrow = |kind: Kind| matches!(kind, Kind::Half | Kind::BFloat16);
+            let kind = match (weight.kind(), delta.kind()) {
+                (Kind::Double, _) | (_, Kind::Double) => Kind::Double,
+                (a, b) if narrow(a) && a == b => a,
+                _ => Kind::Float,
+            };
+            let delta = delta.f_to_kind(kind)?;
             let sum = weight.f_to_kind(kind)?.f_add(&delta)?.f_to_kind(weight.kind())?;
             merged.push((layer, which, Dense::new(sum, linear.bias())?));
         }

@@ -435,6 +435,15 @@ impl Model {
         Ok(out)
     }
 
+    /// What routers save and don't train, by name, sharing memory.
+    pub fn buffers(&self) -> Vec<(String, Tensor)> {
+        let of = |(l, block): (usize, &Block)| {
+            let buffers = block.experts().map(|layer| layer.router().buffers()).unwrap_or_default();
+            buffers.into_iter().map(move |(name, t)| (format!("{}.block_sparse_moe.{name}", names::layer(l)), t))
+        };
+        self.blocks.iter().enumerate().flat_map(of).collect()
+    }
+
     /// Makes all parameters ask for gradients, or none.
     pub fn set_trainable(&mut self, trainable: bool) {
         for (_, tensor) in self.parameters() {

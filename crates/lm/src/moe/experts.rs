@@ -13,6 +13,8 @@ pub struct Demand {
     pub tokens: usize,
     /// Largest weight among them.
     pub weight: f64,
+    /// Best place that it has among a token's experts by weight; 0 if it is some token's first.
+    pub rank: usize,
 }
 
 /// The weights of one expert, `down(silu(gate x) ⊙ up x)`.

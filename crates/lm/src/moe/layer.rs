@@ -123,6 +123,8 @@ struct Plan {
     tokens: Vec<i64>,
     /// Largest weight by expert.
     largest: Vec<f64>,
+    /// Best place among a token's experts, by expert.
+    rank: Vec<usize>,
 }
 
 impl Plan {
@@ -150,9 +152,22 @@ impl Plan {
             counts[e as usize] += 1;
             largest[e as usize] = largest[e as usize].max(w);
         }
+        // By descending weight within a token; equal weights in the order in which the router gave them.
+        let mut by_token = order.clone();
+        by_token.sort_by(|&a, &b| {
+            let (a, b) = (a as usize, b as usize);
+            token[a].cmp(&token[b]).then(weight[b].total_cmp(&weight[a]))
+        });
+        let mut rank = vec![usize::MAX; experts];
+        for one in by_token.chunk_by(|&a, &b| token[a as usize] == token[b as usize]) {
+            for (place, &a) in one.iter().enumerate() {
+                let best = &mut rank[expert[a as usize] as usize];
+                *best = place.min(*best);
+            }
+        }
         order.sort_by_key(|&a| (expert[a as usize], token[a as usize]));
         let tokens = order.iter().map(|&a| token[a as usize]).collect();
-        Ok(Self { counts, order, tokens, largest })
+        Ok(Self { counts, order, tokens, largest, rank })
     }
 
     fn run(&self, x: &Tensor, routing: &Routing, layer: usize, store: &dyn ExpertStore) -> Result<Tensor> {
@@ -174,7 +189,12 @@ impl Plan {
             .collect();
         let demand: Vec<Demand> = (0..self.counts.len())
             .filter(|&e| self.counts[e] > 0)
-            .map(|expert| Demand { expert, tokens: self.counts[expert], weight: self.largest[expert] })
+            .map(|expert| Demand {
+                expert,
+                tokens: self.counts[expert],
+                weight: self.largest[expert],
+                rank: self.rank[expert],
+            })
             .collect();
         let mut outputs: Vec<Option<Tensor>> = self.counts.iter().map(|_| None).collect();
         store.visit(layer, &demand, &mut |expert, weights| {

@@ -43,7 +43,8 @@ pub struct LoadStats {
     pub counts: Vec<u64>,
 }
 
-/// The socket: chooses experts for tokens.
+/// The socket: chooses experts for tokens. Routing takes `&self`: a router whose state changes while it routes needs a `Mutex` or
+/// `RefCell` inside.
 pub trait Router: fmt::Debug + Send {
     /// Number of experts.
     fn experts(&self) -> usize;
@@ -59,7 +60,14 @@ pub trait Router: fmt::Debug + Send {
         true
     }
 
-    /// Called by the training loop after each step of the optimizer.
+    /// State that is saved and not trained (running statistics, biases moved by [`post_step`](Self::post_step)), by name,
+    /// sharing memory.
+    fn buffers(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
+
+    /// What [`Model::post_step`](crate::model::Model::post_step) calls; a training loop calls that after each step of the
+    /// optimizer. (The trainers of [`train`](crate::train) hold the model and can't: with a router that needs it, write the loop.)
     fn post_step(&mut self, _stats: &LoadStats) {}
 
     /// What can be trained, by name, sharing memory.

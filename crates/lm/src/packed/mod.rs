@@ -101,23 +101,26 @@ impl PackedLinear {
     fn product_by_parts(&self, x: &Tensor) -> Result<Tensor> {
         let (out, inner) = (self.weight.out, self.weight.inner);
         let step = (SCRATCH / inner).clamp(1, out);
-        UNPACKED.with_borrow_mut(|scratch| {
-            let unpacked = match scratch.take().filter(|s| s.numel() >= step * inner) {
-                Some(scratch) => scratch,
-                None => Tensor::f_zeros([(step * inner).max(SCRATCH) as i64], (Kind::Float, Device::Cpu))?,
-            };
-            let unpacked = scratch.insert(unpacked);
+        // Taken out while it is used: rayon may hand this thread another product meanwhile.
+        let kept = UNPACKED.take().filter(|s| s.numel() >= step * inner);
+        let mut unpacked = match kept {
+            Some(scratch) => scratch,
+            None => Tensor::f_zeros([(step * inner).max(SCRATCH) as i64], (Kind::Float, Device::Cpu))?,
+        };
+        let product = {
             let mut parts = Vec::with_capacity(out.div_ceil(step));
             for first in (0..out).step_by(step) {
                 let rows = step.min(out - first);
-                if let Some(numbers) = kernel::floats_mut(unpacked) {
+                if let Some(numbers) = kernel::floats_mut(&mut unpacked) {
                     self.weight.unpack(first, &mut numbers[..rows * inner])?;
                 }
                 let part = unpacked.f_narrow(0, 0, (rows * inner) as i64)?.f_view([rows as i64, inner as i64])?;
                 parts.push(x.f_matmul(&part.f_tr()?)?);
             }
-            if parts.len() == 1 { Ok(parts.swap_remove(0)) } else { Ok(Tensor::f_cat(&parts, 1)?) }
-        })
+            if parts.len() == 1 { parts.swap_remove(0) } else { Tensor::f_cat(&parts, 1)? }
+        };
+        UNPACKED.set(Some(unpacked));
+        Ok(product)
     }
 }
 

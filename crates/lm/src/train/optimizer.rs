@@ -13,9 +13,9 @@ pub enum Schedule {
     /// Stays.
     #[default]
     Constant,
-    /// Falls in a line to 0 at the last step.
+    /// Falls in a line that reaches 0 one step after the last.
     Linear,
-    /// Falls as half a cosine to 0 at the last step.
+    /// Falls as half a cosine that reaches 0 one step after the last.
     Cosine,
 }
 
@@ -76,6 +76,10 @@ impl OptimizerConfig {
         }
         if self.steps == 0 {
             return Err(Error::invalid("steps", "at least 1", 0));
+        }
+        if self.eps == 0.0 {
+            // A gradient of exactly 0, as the first one of a LoRA adapter's A, would become 0/0.
+            return Err(Error::invalid("eps", "above 0", 0));
         }
         match self.clip {
             Some(clip) if !(clip.is_finite() && clip > 0.0) => Err(Error::invalid("clip", "positive and finite", clip)),
@@ -178,6 +182,10 @@ impl AdamW {
         }
         // Invariant: there was at least one part.
         let gradient = gradient.unwrap_or_else(|| ParamVec::new(Vec::new()));
+        if gradient.is_empty() {
+            let expected = "some of those that the loss depends on (a copy of an adapter has parameters of its own)";
+            return Err(Error::invalid("parameters", expected, "none that got a gradient"));
+        }
         let norm = gradient.norm();
         if !norm.is_finite() {
             return Err(Error::NonFiniteGradient { step: self.step, norm });
@@ -192,7 +200,8 @@ impl AdamW {
         Ok(done)
     }
 
-    /// Parameters without a gradient stay as they are, their moments too.
+    /// Parameters without a gradient stay as they are, their moments too. (The correction of the moments counts steps, not
+    /// gradients: a parameter that idles first, as an expert may, starts with larger updates than PyTorch's would.)
     fn apply(&mut self, gradient: &ParamVec, lr: f64) -> Result<()> {
         let _guard = no_grad_guard();
         let OptimizerConfig { beta1, beta2, eps, weight_decay, .. } = self.config;

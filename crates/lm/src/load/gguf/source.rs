@@ -18,7 +18,8 @@ pub enum Weights {
     /// They are unpacked.
     #[default]
     Dense,
-    /// Those of linear maps and of the embeddings stay packed, in [`PackedLinear`]; on the CPU only.
+    /// Those of linear maps and of the embeddings stay packed, in [`PackedLinear`]; on the CPU only. The experts of a mixture are
+    /// unpacked all the same: put an [`ExpertStore`](crate::moe::ExpertStore) into their socket where that is too much.
     Packed,
 }
 

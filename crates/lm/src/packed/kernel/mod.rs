@@ -26,6 +26,8 @@ pub(super) const TILE: usize = 8;
 /// Bytes of blocks below which waking the thread pool costs more than it saves: between the operators of a decoding step its
 /// threads have gone to sleep, and waking them takes as long as a matrix of half a megabyte.
 const SERIAL_BELOW: usize = 1 << 20;
+/// The same for unpacking, which is followed by a product with many rows.
+const UNPACK_SERIAL_BELOW: usize = 1 << 17;
 /// Bytes of blocks that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
 
@@ -269,7 +271,7 @@ fn sum(lanes: __m256) -> f32 {
 fn unpack_of<B: Block>(blocks: &[u8], out: &mut [f32], path: Path) {
     assert!(blocks.len() / B::BYTES * BLOCK == out.len() && blocks.len().is_multiple_of(B::BYTES), "whole blocks");
     let (bytes, numbers) = (CHUNK / B::BYTES * B::BYTES, CHUNK / B::BYTES * BLOCK);
-    if blocks.len() < SERIAL_BELOW {
+    if blocks.len() < UNPACK_SERIAL_BELOW || rayon::current_num_threads() == 1 {
         unpack_run::<B>(blocks, out, path);
     } else {
         out.par_chunks_mut(numbers)
