@@ -61,6 +61,16 @@ pub struct ActivationStore {
 /// [`Error::InvalidArgument`] for no sites, a batch of 0 or a text too short for the pooling; [`Error::EmptyPrompt`],
 /// [`Error::LayerOutOfRange`], and as [`Model::hidden`].
 pub fn collect(model: &Model, texts: &[Vec<u32>], config: &CollectConfig) -> Result<ActivationStore> {
+    collect_of(model, model.fingerprint()?, texts, config)
+}
+
+/// [`collect`] with the model's fingerprint, which reads all its layers, at hand.
+fn collect_of(
+    model: &Model,
+    fingerprint: String,
+    texts: &[Vec<u32>],
+    config: &CollectConfig,
+) -> Result<ActivationStore> {
     let Some(&deepest) = config.sites.iter().max() else {
         return Err(Error::invalid("sites", "at least one", 0));
     };
@@ -101,7 +111,7 @@ pub fn collect(model: &Model, texts: &[Vec<u32>], config: &CollectConfig) -> Res
         let mut hooks = Hooks::new().on(&config.sites, &mut reader).stop_after(deepest);
         let _ = model.hidden(&ids, &mut Pass { real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() })?;
     }
-    Ok(ActivationStore { sites, model: model.fingerprint()?, pooling: config.pooling })
+    Ok(ActivationStore { sites, model: fingerprint, pooling: config.pooling })
 }
 
 /// As [`collect`], kept in a file of `folder` whose name is a digest of model, texts and settings: the second time nothing is
@@ -135,7 +145,7 @@ pub fn collect_cached(
             return Ok(store);
         }
     }
-    let store = collect(model, texts, config)?;
+    let store = collect_of(model, fingerprint, texts, config)?;
     std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     store.save(&path)?;
     Ok(store)

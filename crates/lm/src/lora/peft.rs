@@ -4,6 +4,7 @@ use super::config::{self, LoraConfig};
 use super::{Adapter, Layers, Pair, module};
 use crate::config::{Architecture, ModelConfig};
 use crate::linear::Projection;
+use crate::load::read_json;
 use crate::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -44,8 +45,7 @@ struct PeftConfig {
 
 impl PeftConfig {
     fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
-        serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.to_owned(), source })
+        serde_json::from_value(read_json(path)?).map_err(|source| Error::Json { path: path.to_owned(), source })
     }
 
     /// Refuses what would change the sums.

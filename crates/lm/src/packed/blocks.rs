@@ -1,11 +1,10 @@
 //! A matrix in blocks: checked lengths, and unpacking by our kernels or by candle-core.
 
 use super::kernel::{self, BLOCK, Format, Matrix, Path};
+use crate::load::gguf::dequantize::piece_of;
 use crate::{Error, Result};
-use candle_core::CpuStorage;
 use candle_core::quantized::GgmlDType;
 use rayon::prelude::*;
-use std::borrow::Cow;
 use tensor::checkpoint::index::GgmlType;
 
 /// Types that can be unpacked, for messages.
@@ -100,29 +99,13 @@ impl Blocks {
                 kernel::unpack(format, bytes, out, Path::best());
                 Ok(())
             }
-            Unpacking::Candle(dtype) => out
-                .par_chunks_mut(self.inner)
-                .zip(bytes.par_chunks(self.row_bytes()))
-                .try_for_each(|(out, row)| candle(dtype, row, out)),
+            Unpacking::Candle(dtype) => {
+                out.par_chunks_mut(self.inner).zip(bytes.par_chunks(self.row_bytes())).try_for_each(|(out, row)| {
+                    out.copy_from_slice(&piece_of(dtype, row)?);
+                    Ok(())
+                })
+            }
         }
-    }
-}
-
-/// Unpacks one row with candle-core.
-fn candle(dtype: GgmlDType, row: &[u8], out: &mut [f32]) -> Result<()> {
-    // candle-core wants the bytes at an address that suits its block's fields, of which none is longer than 4 bytes.
-    let mut copy = vec![0; row.len() + 4];
-    let start = copy.as_ptr().align_offset(4).min(4);
-    let aligned = &mut copy[start..start + row.len()];
-    aligned.copy_from_slice(row);
-    let unpacked = dtype.from_data(Cow::Borrowed(aligned)).dequantize(out.len());
-    match unpacked {
-        Ok(CpuStorage::F32(values)) => {
-            out.copy_from_slice(&values);
-            Ok(())
-        }
-        Ok(_) => Err(Error::invalid("a packed row", "unpacked to f32", format!("{dtype:?}"))),
-        Err(error) => Err(Error::invalid("a packed row", "blocks that candle-core unpacks", error)),
     }
 }
 

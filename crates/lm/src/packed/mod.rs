@@ -107,20 +107,17 @@ impl PackedLinear {
             Some(scratch) => scratch,
             None => Tensor::f_zeros([(step * inner).max(SCRATCH) as i64], (Kind::Float, Device::Cpu))?,
         };
-        let product = {
-            let mut parts = Vec::with_capacity(out.div_ceil(step));
-            for first in (0..out).step_by(step) {
-                let rows = step.min(out - first);
-                if let Some(numbers) = kernel::floats_mut(&mut unpacked) {
-                    self.weight.unpack(first, &mut numbers[..rows * inner])?;
-                }
-                let part = unpacked.f_narrow(0, 0, (rows * inner) as i64)?.f_view([rows as i64, inner as i64])?;
-                parts.push(x.f_matmul(&part.f_tr()?)?);
+        let mut parts = Vec::with_capacity(out.div_ceil(step));
+        for first in (0..out).step_by(step) {
+            let rows = step.min(out - first);
+            if let Some(numbers) = kernel::floats_mut(&mut unpacked) {
+                self.weight.unpack(first, &mut numbers[..rows * inner])?;
             }
-            if parts.len() == 1 { parts.swap_remove(0) } else { Tensor::f_cat(&parts, 1)? }
-        };
+            let part = unpacked.f_narrow(0, 0, (rows * inner) as i64)?.f_view([rows as i64, inner as i64])?;
+            parts.push(x.f_matmul(&part.f_tr()?)?);
+        }
         UNPACKED.set(Some(unpacked));
-        Ok(product)
+        if parts.len() == 1 { Ok(parts.swap_remove(0)) } else { Ok(Tensor::f_cat(&parts, 1)?) }
     }
 }
 

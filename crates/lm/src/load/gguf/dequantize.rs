@@ -49,7 +49,8 @@ pub(super) fn floats(kind: GgmlDType, bytes: &[u8]) -> Result<Vec<f32>> {
     Ok(numbers)
 }
 
-fn piece_of(kind: GgmlDType, bytes: &[u8]) -> Result<Vec<f32>> {
+/// The numbers of a few whole blocks, on the caller's thread.
+pub(crate) fn piece_of(kind: GgmlDType, bytes: &[u8]) -> Result<Vec<f32>> {
     // candle-core refuses blocks at odd addresses with a panic.
     const ALIGNMENT: usize = 8;
     let blocks = bytes.len() / kind.type_size();

@@ -17,7 +17,7 @@
 //! into memory of their own: a file that shrinks meanwhile gives an error, and beside the model only one piece is in memory.
 
 mod config;
-mod dequantize;
+pub(crate) mod dequantize;
 mod metadata;
 mod names;
 mod source;
