@@ -1,1 +1,16 @@
 #![doc = include_str!("../README.md")]
+
+pub mod chars;
+pub mod config;
+mod data;
+pub mod error;
+mod kernel;
+pub mod kmeans;
+pub mod steer;
+pub mod transport;
+
+pub use chars::{CharsMap, Extra, FitReport, Warning};
+pub use config::{CharsConfig, Coupling, Epsilon, KMeansConfig, Kernel};
+pub use error::{Error, Result};
+pub use steer::{Parts, Steer};
+pub use tensor::ndarray;
