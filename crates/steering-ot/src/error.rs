@@ -70,6 +70,43 @@ pub enum Error {
         /// Iterations done.
         iterations: usize,
     },
+    /// A plan was fitted on another model.
+    #[error(
+        "The plan was fitted on the model with the fingerprint {fitted}, but this one has {given}: fit it again on this model, or clear `model` to take the risk."
+    )]
+    ModelMismatch {
+        /// Fingerprint of the model of the fit.
+        fitted: String,
+        /// Fingerprint of the model that came.
+        given: String,
+    },
+    /// A site at a layer that the model lacks.
+    #[error("There is no layer {layer}: the model has {layers}, counted from 0.")]
+    LayerOutOfRange {
+        /// The layer of the site.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A file that can't be read, written or used.
+    #[error("The file {} can't be used: {reason}.", path.display())]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// From the tensor layer.
+    #[error(transparent)]
+    Tensor(#[from] tensor::Error),
+    /// libtorch reported an error.
+    #[cfg(feature = "torch")]
+    #[error("libtorch reports: {0}")]
+    Torch(#[from] tensor::tch::TchError),
+    /// From the language model.
+    #[cfg(feature = "lm")]
+    #[error(transparent)]
+    Lm(#[from] lm::Error),
 }
 
 impl Error {

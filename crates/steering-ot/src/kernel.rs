@@ -22,7 +22,7 @@ const COMFORTABLE: std::ops::Range<f32> = 1e-30..1e37;
 /// Clusters up to which the median needs no allocation.
 const ON_STACK: usize = 64;
 /// The gate's width is at least this times the largest squared distance: at a centroid the lower median can be 0.
-const LEAST_WIDTH: f64 = 1e-12;
+pub(crate) const LEAST_WIDTH: f64 = 1e-12;
 
 /// How wide the gates are.
 #[derive(Debug, Clone, Copy, PartialEq)]

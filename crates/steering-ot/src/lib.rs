@@ -1,12 +1,17 @@
 #![doc = include_str!("../README.md")]
 
+pub mod calibrate;
 pub mod chars;
 pub mod config;
 mod data;
 pub mod error;
 mod kernel;
 pub mod kmeans;
+#[cfg(feature = "lm")]
+pub mod model;
 pub mod steer;
+#[cfg(feature = "torch")]
+pub mod tensors;
 pub mod transport;
 
 pub use chars::{CharsMap, Extra, FitReport, Warning};

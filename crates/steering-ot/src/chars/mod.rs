@@ -185,6 +185,12 @@ impl CharsMap {
         })
     }
 
+    /// How wide the gates are.
+    #[cfg(feature = "torch")]
+    pub(crate) fn kernel_width(&self) -> crate::kernel::Width {
+        self.mixture.width
+    }
+
     /// The configuration of the fit.
     pub fn config(&self) -> &CharsConfig {
         &self.config
