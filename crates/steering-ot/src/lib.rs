@@ -1,9 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+pub mod ablate;
+pub mod baselines;
 pub mod calibrate;
 pub mod chars;
+pub mod compose;
 pub mod config;
 mod data;
+pub mod energy;
 pub mod error;
 mod kernel;
 pub mod kmeans;

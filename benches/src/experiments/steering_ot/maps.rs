@@ -4,7 +4,7 @@ use crate::spec::{Arm, Role};
 use anyhow::Result;
 use ndarray::ArrayView2;
 use steering_ot::Steer;
-use steering_ot::baselines::{DiM, DiagonalChars, GaussianAct, LinearAct, MeanAct, PcaDirection};
+use steering_ot::baselines::{DiM, DiagonalChars, GaussianAct, LinearAct, MeanAct, PcaConfig, PcaDirection};
 use steering_ot::chars::CharsMap;
 use steering_ot::config::{CharsConfig, Coupling, Epsilon};
 
@@ -32,7 +32,7 @@ pub(super) fn fit(arm: &str, a: ArrayView2<'_, f32>, b: ArrayView2<'_, f32>, see
     Ok(match arm {
         NONE => None,
         DIM => Some(Box::new(DiM::fit(a, b)?)),
-        "pca" => Some(Box::new(PcaDirection::fit(a, b)?)),
+        "pca" => Some(Box::new(PcaDirection::fit(a, b, &PcaConfig::default())?)),
         "mean-act" => Some(Box::new(MeanAct::fit(a, b)?)),
         "gaussian-act" => Some(Box::new(GaussianAct::fit(a, b)?)),
         "linear-act" => Some(Box::new(LinearAct::fit(a, b)?)),

@@ -1,10 +1,12 @@
 //! The steering map of CHaRS: clusters, their coupling, and the input-dependent shift.
 
 mod fit;
+mod parts;
 mod pct;
 mod reference;
 mod report;
 
+pub(crate) use fit::{Clusters, couple, effective_clusters, fit_clustered};
 pub use pct::{Principal, principal};
 pub use report::{FitReport, SideReport, Warning};
 

@@ -11,7 +11,6 @@ use crate::{Error, Result};
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use lm::gguf::Gguf;
 use lm::hooks::Site;
-use ndarray::Array1;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
@@ -93,7 +92,8 @@ impl SteeringPlan {
         names.sort_unstable();
         let mut sites = Vec::with_capacity(names.len());
         for (layer, name) in names {
-            let map: Arc<dyn Steer> = Arc::new(DiM::from_shift(Array1::from(file.floats(&name)?))?);
+            let map: Arc<dyn Steer> =
+                Arc::new(DiM::from_vector(file.floats(&name)?.into_iter().map(f64::from).collect())?);
             sites.push(SiteMap { site: Site::ResidPost(layer), map });
         }
         let plan = Self::new(sites);

@@ -1,13 +1,15 @@
 //! A steering plan: maps at sites of a language model, as a hook.
 
 use super::mask::TokenMask;
+use crate::ablate::ablate;
 use crate::steer::Steer;
 use crate::tensors;
-use crate::{Error, Result, ablate};
+use crate::{Error, Result};
 use lm::hooks::{Hooks, ResidualHook, Site, TokenInfo};
 use lm::model::Model;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use tensor::interop;
 use tensor::tch::{Kind, Tensor, no_grad_guard};
 
 /// How the shifts of a plan are applied.
@@ -149,7 +151,8 @@ impl SteeringPlan {
     fn moved(&self, map: &dyn Steer, x: &Tensor) -> Result<Tensor> {
         let shift = tensors::shift(map, x)?;
         if self.mode == Mode::Ablate {
-            return ablated(x, &shift);
+            let ablated = ablate(tensors::matrix(&shift)?.view(), tensors::matrix(x)?.view())?;
+            return Ok(interop::to_tensor(&ablated.view())?.f_to_device(x.device())?);
         }
         Ok(x.f_add(&shift.f_mul_scalar(self.alpha)?)?)
     }
@@ -183,17 +186,6 @@ impl SteeringPlan {
         };
         Ok(Some(moved.f_reshape(x.size())?))
     }
-}
-
-/// x − r̂ r̂ᵀ x by row, where the shift isn't too small to have a direction.
-fn ablated(x: &Tensor, shift: &Tensor) -> Result<Tensor> {
-    let norm = |t: &Tensor| t.f_norm_scalaropt_dim(2.0, [-1i64].as_slice(), true);
-    let length = norm(shift)?; // (rows, 1)
-    let small = length.f_lt_tensor(&norm(x)?.f_add_scalar(1.0)?.f_mul_scalar(ablate::SMALLEST)?)?;
-    let direction = shift.f_div(&length.f_clamp_min(f64::from(f32::MIN_POSITIVE))?)?;
-    let along = x.f_mul(&direction)?.f_sum_dim_intlist([-1i64].as_slice(), true, x.kind())?; // (rows, 1)
-    let along = along.f_masked_fill(&small, 0.0)?;
-    Ok(x.f_sub(&direction.f_mul(&along)?)?)
 }
 
 impl ResidualHook for SteeringPlan {
