@@ -1,7 +1,9 @@
 #![doc = include_str!("../README.md")]
 
 pub mod ablate;
+pub mod auto;
 pub mod baselines;
+pub mod cards;
 pub mod chars;
 pub mod compose;
 pub mod config;
@@ -11,6 +13,7 @@ pub mod error;
 mod kernel;
 pub mod kmeans;
 pub mod steer;
+pub mod streaming;
 pub mod transport;
 
 pub use chars::{CharsMap, Extra, FitReport, Warning};

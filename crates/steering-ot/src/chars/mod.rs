@@ -6,7 +6,7 @@ mod pct;
 mod reference;
 mod report;
 
-pub(crate) use fit::{Clusters, couple, effective_clusters, fit_clustered};
+pub(crate) use fit::{Clusters, couple, fit_clustered};
 pub use pct::{Principal, principal};
 pub use report::{FitReport, SideReport, Warning};
 
@@ -187,7 +187,7 @@ impl CharsMap {
         })
     }
 
-    /// The configuration of the fit.
+    /// The configuration of the fit, with what [`Epsilon::Auto`](crate::Epsilon::Auto) chose in its place.
     pub fn config(&self) -> &CharsConfig {
         &self.config
     }
