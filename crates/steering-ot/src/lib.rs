@@ -1,8 +1,13 @@
 #![doc = include_str!("../README.md")]
 
 pub mod ablate;
+pub mod auto;
 pub mod baselines;
+<<<<<<< HEAD
 pub mod calibrate;
+=======
+pub mod cards;
+>>>>>>> work-steer
 pub mod chars;
 pub mod compose;
 pub mod config;
@@ -14,8 +19,12 @@ pub mod kmeans;
 #[cfg(feature = "lm")]
 pub mod model;
 pub mod steer;
+<<<<<<< HEAD
 #[cfg(feature = "torch")]
 pub mod tensors;
+=======
+pub mod streaming;
+>>>>>>> work-steer
 pub mod transport;
 
 pub use chars::{CharsMap, Extra, FitReport, Warning};

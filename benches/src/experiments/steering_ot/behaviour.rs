@@ -3,7 +3,7 @@
 use super::super::sentiment::{DATA, vader};
 use super::linear::Softmax;
 use super::maps::{self, CHARS, DIM, NONE, PAPER};
-use super::pool::{LAYERS, Pool, Sizes, Split, smollm2, stacked};
+use super::pool::{LAYERS, Pool, Sizes, Split, smollm2, stack, stacked};
 use crate::experiment::{Body, Context, Experiment, Outcome, Outcomes};
 use crate::spec::{Claim, Curve, Direction, Kind, Metric, Mode, Spec, Test};
 use anyhow::{Context as _, Result};
@@ -12,7 +12,6 @@ use lm::activations::{CollectConfig, Pooling, collect};
 use lm::generate::{GenerateConfig, Plugs};
 use lm::hooks::Site;
 use lm::train::repetition;
-use ndarray::{Axis, concatenate};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use steering_ot::calibrate::effect_at;
@@ -184,9 +183,9 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
 
 /// Tells domains apart by activations of the model that isn't steered.
 fn domain_probe(split: &Split) -> Result<Softmax> {
-    let views: Vec<_> = split.fit.iter().flat_map(|cell| cell.iter().map(ndarray::Array2::view)).collect();
+    let all = stack(split.fit.iter().flatten())?;
     let domains = split.fit.iter().enumerate().flat_map(|(d, cell)| vec![d; cell[0].nrows() + cell[1].nrows()]);
-    Ok(Softmax::fit(concatenate(Axis(0), &views)?.view(), &domains.collect::<Vec<_>>(), split.fit.len()))
+    Ok(Softmax::fit(all.view(), &domains.collect::<Vec<_>>(), split.fit.len()))
 }
 
 /// Continues the prompts, `of_domain` of each domain one after another, and judges what comes.

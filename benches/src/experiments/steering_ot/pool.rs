@@ -125,6 +125,11 @@ impl Pool {
 
 /// All domains of a class under one another.
 pub(super) fn stacked(cells: &[[Array2<f32>; 2]], class: usize) -> Result<Array2<f32>> {
-    let views: Vec<ArrayView2<'_, f32>> = cells.iter().map(|cell| cell[class].view()).collect();
+    stack(cells.iter().map(|cell| &cell[class]))
+}
+
+/// Rows under one another.
+pub(super) fn stack<'a>(parts: impl IntoIterator<Item = &'a Array2<f32>>) -> Result<Array2<f32>> {
+    let views: Vec<ArrayView2<'_, f32>> = parts.into_iter().map(|part| part.view()).collect();
     Ok(concatenate(Axis(0), &views)?)
 }

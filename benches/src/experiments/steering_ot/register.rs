@@ -2,7 +2,7 @@
 
 use super::super::sentiment::shuffled;
 use super::maps::{self, CHARS, DIM, PAPER};
-use super::pool::{kept, smollm2};
+use super::pool::{kept, smollm2, stack};
 use super::transport::by;
 use crate::experiment::{Body, Context, Experiment, Outcome, Outcomes};
 use crate::spec::{Claim, Direction, Kind, Metric, Mode, Spec, Test};
@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use datasets::brown::{self, Genre};
 use lm::activations::{CollectConfig, Pooling, collect_cached};
 use lm::hooks::Site;
-use ndarray::{Array2, ArrayView2, Axis, concatenate};
+use ndarray::{Array2, Axis};
 use std::sync::{Mutex, PoisonError};
 use steering_ot::energy::energy_distance;
 use tensor::Seed;
@@ -111,11 +111,6 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
         outcome
     };
     Ok(arms.into_iter().zip(&sums).map(|(arm, sums)| (arm.name, outcome(sums))).collect())
-}
-
-fn stack(parts: &[Array2<f32>]) -> Result<Array2<f32>> {
-    let views: Vec<ArrayView2<'_, f32>> = parts.iter().map(Array2::view).collect();
-    Ok(concatenate(Axis(0), &views)?)
 }
 
 /// `of_genre` sentences of each genre, collected once a process.

@@ -3,11 +3,11 @@
 use super::super::sentiment::{DATA, DOMAINS};
 use super::linear::Softmax;
 use super::maps::{self, CHARS, DIM, NONE, PAPER};
-use super::pool::{LAYERS, Pool, Sizes, Split, stacked};
+use super::pool::{LAYERS, Pool, Sizes, Split, stack, stacked};
 use crate::experiment::{Body, Context, Experiment, Outcome, Outcomes};
 use crate::spec::{Arm, Claim, Curve, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use anyhow::Result;
-use ndarray::{Array2, ArrayView2, Axis, concatenate};
+use ndarray::{Array2, ArrayView2};
 use steering_ot::energy::energy_distance;
 
 const WITHIN: &str = "within";
@@ -191,7 +191,7 @@ pub(super) struct Judge {
 impl Judge {
     pub(super) fn new(split: &Split) -> Result<Self> {
         let (negative, positive) = (stacked(&split.fit, 0)?, stacked(&split.fit, 1)?);
-        let both = concatenate(Axis(0), &[negative.view(), positive.view()])?;
+        let both = stack([&negative, &positive])?;
         let class: Vec<usize> = (0..both.nrows()).map(|row| usize::from(row >= negative.nrows())).collect();
         let per_domain = split.fit[0][0].nrows();
         let domain: Vec<usize> = (0..both.nrows()).map(|row| row % negative.nrows() / per_domain).collect();
@@ -234,8 +234,7 @@ impl Judge {
             same += classes.iter().zip(self.domain.classes(test[0].view())).filter(|(a, b)| **a == *b).count();
             rows += moved.nrows();
         }
-        let views: Vec<ArrayView2<'_, f32>> = moved.iter().map(Array2::view).collect();
-        let all = concatenate(Axis(0), &views)?;
+        let all = stack(moved)?;
         Ok(Moved {
             domains,
             overall: energy_distance(all.view(), self.target.view())?,

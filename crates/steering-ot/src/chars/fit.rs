@@ -4,7 +4,7 @@ use super::{CharsMap, Extra, FitReport, SideReport, Warning};
 use crate::config::{CharsConfig, Coupling, Epsilon};
 use crate::data::{check_pair, mean, variance};
 use crate::kmeans::{self, KMeans};
-use crate::{Error, Result, transport};
+use crate::{Error, Result, auto, transport};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2};
 
 /// Standard deviation below which a coordinate counts as constant under the quantile gate \[official code\].
@@ -17,8 +17,11 @@ const DOMINANT: f64 = 0.5;
 pub(super) fn fit(source: ArrayView2<'_, f32>, target: ArrayView2<'_, f32>, config: &CharsConfig) -> Result<CharsMap> {
     config.validate()?;
     check_pair(source, target)?;
-    let clusters = Clusters::fit(source, target, config)?;
-    fit_clustered(source, target, &clusters, config)
+    let (config, scores) = auto::resolve(source, target, config)?;
+    let clusters = Clusters::fit(source, target, &config)?;
+    let mut map = fit_clustered(source, target, &clusters, &config)?;
+    map.extra.report.epsilon_scores = scores;
+    Ok(map)
 }
 
 /// Both sides' clusters: what several plans can share.
@@ -163,6 +166,7 @@ fn report(
         iterations: coupled.iterations,
         marginal_error: coupled.marginal_error,
         dominant_coordinate: dominant(source, target),
+        epsilon_scores: Vec::new(),
         warnings: Vec::new(),
     };
     for (side, k) in [("source", &clusters.source), ("target", &clusters.target)] {

@@ -6,7 +6,7 @@ mod pct;
 mod reference;
 mod report;
 
-pub(crate) use fit::{Clusters, couple, effective_clusters, fit_clustered};
+pub(crate) use fit::{Clusters, couple, fit_clustered};
 pub use pct::{Principal, principal};
 pub use report::{FitReport, SideReport, Warning};
 
@@ -187,6 +187,7 @@ impl CharsMap {
         })
     }
 
+<<<<<<< HEAD
     /// How wide the gates are.
     #[cfg(feature = "torch")]
     pub(crate) fn kernel_width(&self) -> crate::kernel::Width {
@@ -194,6 +195,9 @@ impl CharsMap {
     }
 
     /// The configuration of the fit.
+=======
+    /// The configuration of the fit, with what [`Epsilon::Auto`](crate::Epsilon::Auto) chose in its place.
+>>>>>>> work-steer
     pub fn config(&self) -> &CharsConfig {
         &self.config
     }

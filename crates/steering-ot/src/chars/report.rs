@@ -1,5 +1,6 @@
 //! What a fit saw, so that a collapse is seen and not guessed.
 
+use crate::config::Epsilon;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -41,6 +42,8 @@ pub struct FitReport {
     pub marginal_error: f64,
     /// The coordinate with the largest share of the variance within the sides, and that share.
     pub dominant_coordinate: (usize, f64),
+    /// With [`Epsilon::Auto`], each candidate and its energy distance on held-out rows.
+    pub epsilon_scores: Vec<(Epsilon, f64)>,
     /// What a user should look at.
     pub warnings: Vec<Warning>,
 }

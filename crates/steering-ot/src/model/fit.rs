@@ -100,7 +100,7 @@ pub fn fit_sequential(
         let map = fit(site, moved.view(), activations_at(&targets, site)?.view())?;
         plan.sites.push(SiteMap { site, map: Arc::from(map) });
     }
-    plan.reset_edited();
+    plan.edited = 0;
     Ok(plan)
 }
 

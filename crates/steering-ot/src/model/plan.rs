@@ -55,7 +55,8 @@ pub struct SteeringPlan {
     pub tokens: TokenMask,
     /// [`Model::fingerprint`] of the model that the maps were fitted on, if known.
     pub model: Option<String>,
-    edited: u64,
+    /// How many activations (a token at a site) were edited so far.
+    pub edited: u64,
 }
 
 impl SteeringPlan {
@@ -135,16 +136,6 @@ impl SteeringPlan {
         self.validate()?;
         let sites: Vec<Site> = self.sites.iter().map(|one| one.site).collect();
         Ok(Hooks::new().on(&sites, self))
-    }
-
-    /// How many activations (a token at a site) were edited since the plan was made or [reset](Self::reset_edited).
-    pub fn edited(&self) -> u64 {
-        self.edited
-    }
-
-    /// Counts edits from 0 again.
-    pub fn reset_edited(&mut self) {
-        self.edited = 0;
     }
 
     /// What the plan makes of activations `[rows, width]` (f32).
