@@ -3,11 +3,8 @@
 pub mod ablate;
 pub mod auto;
 pub mod baselines;
-<<<<<<< HEAD
 pub mod calibrate;
-=======
 pub mod cards;
->>>>>>> work-steer
 pub mod chars;
 pub mod compose;
 pub mod config;
@@ -19,12 +16,9 @@ pub mod kmeans;
 #[cfg(feature = "lm")]
 pub mod model;
 pub mod steer;
-<<<<<<< HEAD
+pub mod streaming;
 #[cfg(feature = "torch")]
 pub mod tensors;
-=======
-pub mod streaming;
->>>>>>> work-steer
 pub mod transport;
 
 pub use chars::{CharsMap, Extra, FitReport, Warning};

@@ -187,17 +187,13 @@ impl CharsMap {
         })
     }
 
-<<<<<<< HEAD
     /// How wide the gates are.
     #[cfg(feature = "torch")]
     pub(crate) fn kernel_width(&self) -> crate::kernel::Width {
         self.mixture.width
     }
 
-    /// The configuration of the fit.
-=======
     /// The configuration of the fit, with what [`Epsilon::Auto`](crate::Epsilon::Auto) chose in its place.
->>>>>>> work-steer
     pub fn config(&self) -> &CharsConfig {
         &self.config
     }
