@@ -105,8 +105,11 @@ pub trait Steer: Send + Sync + Debug {
         if out.len() != x.len() {
             return Err(Error::dim("out", x.len(), out.len()));
         }
-        let rows = ArrayView2::from_shape((x.len() / d.max(1), d), x)
-            .map_err(|_| Error::invalid("x", format!("rows of {d} values"), format!("{} values", x.len())))?;
+        // A shape that takes only part of a slice would be accepted, hence the check.
+        let rows = ArrayView2::from_shape((x.len() / d.max(1), d), x).ok().filter(|_| x.len().is_multiple_of(d));
+        let Some(rows) = rows else {
+            return Err(Error::invalid("x", format!("rows of {d} values"), format!("{} values", x.len())));
+        };
         let shift = self.shift(rows)?;
         out.iter_mut().zip(&shift).for_each(|(out, v)| *out = *v);
         Ok(())

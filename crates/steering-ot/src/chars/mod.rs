@@ -126,13 +126,14 @@ impl CharsMap {
         let active: Vec<usize> = (0..k_a).filter(|&i| p[i] > 0.0).collect();
         // v̄ = Σ_ij P_ij (b_j − a_i).
         let mean_shift = q.dot(&target_centroids) - p.dot(&source_centroids);
-        let mut shifts = plan.dot(&target_centroids);
-        for (i, mut m) in shifts.rows_mut().into_iter().enumerate() {
-            if p[i] > 0.0 {
-                m.mapv_inplace(|v| v / p[i]);
-                m -= &source_centroids.row(i);
-            } else {
-                m.fill(0.0);
+        // m_i as a mean of differences: where a_i = b_j there is nothing that rounding could leave.
+        let mut shifts = Array2::zeros(source_centroids.raw_dim());
+        for &i in &active {
+            for (j, b) in target_centroids.rows().into_iter().enumerate() {
+                let (share, a) = (plan[(i, j)] / p[i], source_centroids.row(i));
+                if share > 0.0 {
+                    ndarray::Zip::from(shifts.row_mut(i)).and(b).and(a).for_each(|m, b, a| *m += share * (b - a));
+                }
             }
         }
         let mut kept = None;

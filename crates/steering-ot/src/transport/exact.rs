@@ -23,28 +23,31 @@ const NOTHING: f64 = 1e-15;
 /// [`Error::DimMismatch`] and [`Error::InvalidArgument`] for masses and costs that don't fit.
 pub fn exact(cost: ArrayView2<'_, f64>, p: ArrayView1<'_, f64>, q: ArrayView1<'_, f64>) -> Result<Exact> {
     let (rows, columns) = check(cost, p, q)?;
-    let mut flow = Flow::new(cost, p, q, &rows, &columns);
-    // Each path serves a row, a column, or empties a cell; the cap is far above what real masses need and only guards
-    // against rounding that would never end.
-    let cap = 100 * (rows.len() + 1) * (columns.len() + 1) + 1000;
-    for _ in 0..cap {
-        if !flow.augment() {
-            let mut plan = Array2::zeros(cost.raw_dim());
-            for (a, &i) in rows.iter().enumerate() {
-                let row = &flow.plan[a * columns.len()..(a + 1) * columns.len()];
-                let sum: f64 = row.iter().sum();
-                if sum > 0.0 {
-                    columns.iter().zip(row).for_each(|(&j, w)| plan[(i, j)] = w * (p[i] / sum));
-                } else if let Some(&j) = columns.iter().min_by(|&&a, &&b| cost[(i, a)].total_cmp(&cost[(i, b)])) {
-                    // A row of less mass than rounding leaves.
-                    plan[(i, j)] = p[i];
-                }
-            }
-            let cost = transport_cost(plan.view(), cost)?;
-            return Ok(Exact { plan, cost });
+    let flow = Flow::solve(cost, p, q, &rows, &columns)?;
+    let mut plan = Array2::zeros(cost.raw_dim());
+    for (a, &i) in rows.iter().enumerate() {
+        let row = &flow.plan[a * columns.len()..(a + 1) * columns.len()];
+        let sum: f64 = row.iter().sum();
+        if sum > 0.0 {
+            columns.iter().zip(row).for_each(|(&j, w)| plan[(i, j)] = w * (p[i] / sum));
+        } else if let Some(&j) = columns.iter().min_by(|&&a, &&b| cost[(i, a)].total_cmp(&cost[(i, b)])) {
+            // A row of less mass than rounding leaves.
+            plan[(i, j)] = p[i];
         }
     }
-    Err(Error::invalid("cost", "a problem that ends within the cap on augmenting paths", format!("{cap} paths")))
+    let cost = transport_cost(plan.view(), cost)?;
+    Ok(Exact { plan, cost })
+}
+
+/// The potential of each of these columns in the exact problem: where an entropic plan with little regularisation is near.
+pub(super) fn column_potentials(
+    cost: ArrayView2<'_, f64>,
+    p: ArrayView1<'_, f64>,
+    q: ArrayView1<'_, f64>,
+    rows: &[usize],
+    columns: &[usize],
+) -> Result<Vec<f64>> {
+    Ok(Flow::solve(cost, p, q, rows, columns)?.g)
 }
 
 struct Flow {
@@ -60,6 +63,25 @@ struct Flow {
 }
 
 impl Flow {
+    fn solve(
+        cost: ArrayView2<'_, f64>,
+        p: ArrayView1<'_, f64>,
+        q: ArrayView1<'_, f64>,
+        rows: &[usize],
+        columns: &[usize],
+    ) -> Result<Self> {
+        let mut flow = Self::new(cost, p, q, rows, columns);
+        // Each path serves a row, a column, or empties a cell; the cap is far above what real masses need and only guards
+        // against rounding that would never end.
+        let cap = 100 * (rows.len() + 1) * (columns.len() + 1) + 1000;
+        for _ in 0..cap {
+            if !flow.augment() {
+                return Ok(flow);
+            }
+        }
+        Err(Error::invalid("cost", "a problem that ends within the cap on augmenting paths", format!("{cap} paths")))
+    }
+
     fn new(
         cost: ArrayView2<'_, f64>,
         p: ArrayView1<'_, f64>,
