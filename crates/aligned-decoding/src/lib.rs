@@ -1,1 +1,37 @@
 #![doc = include_str!("../README.md")]
+//!
+//! # Map
+//!
+//! Without libtorch (no feature):
+//! - [`select`]: the kernel on raw logits; [`rules`]: all rules; [`config`]: settings, [`Rule`], [`AadConfig`]
+//! - [`tree`]: texts so short that the optimal policy is known exactly
+//! - [`guard`]: guards against over-optimization, α for a budget
+//! - [`jsonl`]: files with a value a line
+//!
+//! With the feature `lm`:
+//! - `pair`: a policy with its reference; `generate`: decoding, streaming, traces; `plain`: the slow loop that it is tested against
+
+pub mod config;
+#[cfg(feature = "lm")]
+mod engine;
+mod error;
+#[cfg(feature = "lm")]
+pub mod generate;
+pub mod guard;
+pub mod jsonl;
+#[cfg(feature = "lm")]
+pub mod pair;
+#[cfg(feature = "lm")]
+pub mod plain;
+pub mod rules;
+pub mod select;
+pub mod tree;
+
+pub use config::{AadConfig, ReferenceMode, Rule, StopReason, StopRule};
+#[cfg(feature = "lm")]
+pub use generate::{Generation, Stats, generate, stream};
+#[cfg(feature = "lm")]
+pub use pair::{ModelPair, View};
+pub use error::{Error, Result, Side};
+pub use select::{Choice, select};
+pub use tensor;
