@@ -30,6 +30,8 @@ const TOP: usize = 4;
 const TOKENS: usize = 8000;
 /// Tokens of a prompt after the start.
 const PROMPT: usize = 4;
+/// Beginnings of texts that a round of synthetic data is made from.
+const ASKED: usize = 96;
 
 /// How a pair is trained.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,8 +67,8 @@ pub(super) struct Trained {
     pub(super) dpo: Adapter,
     pub(super) prompts: Vec<Vec<u32>>,
     pub(super) oracle: Oracle,
-    /// The pairs of texts, for further rounds.
-    pub(super) pairs: Vec<PreferencePair>,
+    /// Beginnings of texts of the fine-tuning, to ask for more texts.
+    pub(super) asked: Vec<Vec<u32>>,
     /// Loss of the first and the last step of preference training.
     pub(super) losses: (f64, f64),
 }
@@ -196,6 +198,8 @@ fn train(context: &Context, recipe: Recipe) -> Result<Trained> {
     let model = &lm.model;
     let config = LoraConfig { layers: Layers::Top(TOP), seed: recipe.seed, ..LoraConfig::default() };
     let sft = Adapter::new(model.config(), &config, model.kind(), model.device())?;
+    let asked = examples.iter().filter(|e| e.completion.len() > PROMPT).take(ASKED);
+    let asked = asked.map(|e| [&[START], &e.completion[..PROMPT]].concat()).collect();
     let mut policy = Restricted::new(model, &sft, &allowed)?;
     let optimizer = OptimizerConfig { lr: 1e-3, steps: recipe.sft_steps, ..OptimizerConfig::default() };
     let settings = SftConfig { optimizer, seed: recipe.seed, ..SftConfig::default() };
@@ -205,7 +209,7 @@ fn train(context: &Context, recipe: Recipe) -> Result<Trained> {
     drop(policy);
     let sft = sft.frozen_copy()?;
     let (dpo, losses) = prefer(context, model, &sft, &sft, &pairs, &allowed, recipe)?;
-    Ok(Trained { allowed, sft, dpo, prompts, oracle, pairs, losses, lm: Rc::clone(&lm) })
+    Ok(Trained { allowed, sft, dpo, prompts, oracle, asked, losses, lm: Rc::clone(&lm) })
 }
 
 /// Goes on unless Ctrl-C was pressed.

@@ -18,8 +18,6 @@ const SETTINGS: [(f64, f64, &str, &str); 6] = [
 ];
 /// Trees of one seed.
 const TREES: u64 = 30;
-/// Draws for the mean of sampling.
-const DRAWS: u64 = 8;
 
 /// What an arm does with a tree.
 #[derive(Clone, Copy)]
@@ -37,7 +35,7 @@ fn arms() -> Vec<(Arm, Way)> {
     vec![
         arm("dpo", "Greedy DPO", Role::Baseline, "", Way::Greedy(Rule::GreedyDpo, 1.0)),
         arm("sft", "Sampled SFT", Role::Reference, "expectation", Way::Reference),
-        arm("sample", "Sampled DPO", Role::Baseline, "mean of draws", Way::Expected),
+        arm("sample", "Sampled DPO", Role::Baseline, "expectation", Way::Expected),
         arm("aad-0.01", "AAD, α = 0.01", Role::Method, "", Way::Greedy(Rule::Aad, 0.01)),
         arm("aad-0.1", "AAD, α = 0.1", Role::Method, "the paper's α", Way::Greedy(Rule::Aad, 0.1)),
         arm("aad-0.3", "AAD, α = 0.3", Role::Method, "", Way::Greedy(Rule::Aad, 0.3)),
@@ -91,6 +89,8 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
         context.check()?;
         let seed = Seed::new(seed * TREES + number).child("tree");
         let tree = Tree::random(&TreeConfig::default(), seed)?;
+        // Where nothing is preferred, the reference is optimal.
+        let reference = tree.optimum(&vec![0.0; tree.reward().len()], 1.0)?;
         for (i, (beta, noise, ..)) in SETTINGS.into_iter().enumerate() {
             let signal = match noise {
                 0.0 => tree.reward().to_vec(),
@@ -100,21 +100,8 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
             for (sums, (_, way)) in sums.iter_mut().zip(&arms) {
                 sums[i] += match *way {
                     Way::Greedy(rule, alpha) => tree.reward()[tree.decode(&policy, rule, alpha)?],
-                    Way::Expected => {
-                        let rule = Rule::Sample {
-                            from: aligned_decoding::error::Side::Policy,
-                            temperature: 1.0,
-                            top_p: None,
-                            min_p: None,
-                        };
-                        let mut sum = 0.0;
-                        for draw in 0..DRAWS {
-                            let text = tree.sample(&policy, rule, 1.0, seed.child("draw").index(draw))?;
-                            sum += tree.reward()[text] / DRAWS as f64;
-                        }
-                        sum
-                    }
-                    Way::Reference => tree.expected_reward_of_reference(),
+                    Way::Expected => tree.expected_reward(&policy),
+                    Way::Reference => tree.expected_reward(&reference),
                     Way::BestOf(n) => tree.best_of(&policy, n, tree.reward())?,
                     Way::Largest => tree.reward().iter().copied().fold(f64::NEG_INFINITY, f64::max),
                 } / TREES as f64;
