@@ -158,7 +158,9 @@ impl Mixture {
             *v = (*v - top).exp();
             sum += *v;
         }
-        g.iter_mut().for_each(|v| *v /= sum);
+        for v in g.iter_mut() {
+            *v /= sum;
+        }
         true
     }
 
@@ -208,7 +210,9 @@ pub(crate) fn soft_f64(g: &mut [f64], log_mass: &[f64], width: Width) {
         top = top.max(*v);
     }
     let sum: f64 = g.iter().map(|v| (v - top).exp()).sum();
-    g.iter_mut().for_each(|v| *v = (*v - top).exp() / sum);
+    for v in g.iter_mut() {
+        *v = (*v - top).exp() / sum;
+    }
 }
 
 fn extremes<F: PartialOrd + Copy>(values: impl Iterator<Item = F>) -> (F, F) {

@@ -1,6 +1,8 @@
 //! Every error is a value that names what came; degenerate but finite input gives finite output; settings and maps survive
 //! JSON.
 
+#![allow(clippy::needless_pass_by_value)] // array views
+
 mod common;
 
 use common::{noise, sets};

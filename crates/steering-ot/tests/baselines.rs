@@ -1,5 +1,7 @@
 //! The baselines' closed forms, energy distance, choices by data, cards, streams and compositions.
 
+#![allow(clippy::needless_pass_by_value)] // array views
+
 mod common;
 
 use common::{around, largest_difference, mean, noise, norm, sets};
@@ -159,7 +161,7 @@ fn energy_distance_is_that_of_its_definition_and_finds_what_moved() {
     let apart = |flip: usize| {
         let mut x = noise(150, 8, 13 + flip as u64);
         for (i, mut row) in x.rows_mut().into_iter().enumerate() {
-            row += if (i + flip) % 2 == 0 { 5.0 } else { -5.0 };
+            row += if (i + flip).is_multiple_of(2) { 5.0 } else { -5.0 };
         }
         x
     };

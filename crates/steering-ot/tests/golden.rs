@@ -1,6 +1,8 @@
 //! The specification's worked example (check 9), computed there by an independent script in f64, and a synthetic mixture
 //! whose right answer is known.
 
+#![allow(clippy::needless_pass_by_value)] // array views
+
 mod common;
 
 use common::{around, mean, noise, norm};
