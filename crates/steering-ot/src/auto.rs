@@ -203,7 +203,9 @@ fn silhouette(x: ArrayView2<'_, f32>, labels: &[usize], seed: u64) -> f64 {
     let x = x.select(Axis(0), &rows);
     let labels: Vec<usize> = rows.iter().map(|&i| labels[i]).collect();
     let mut counts = vec![0usize; k];
-    labels.iter().for_each(|&l| counts[l] += 1);
+    for &label in &labels {
+        counts[label] += 1;
+    }
     let d = x.ncols();
     let values = x.as_slice().unwrap_or_default();
     let of_row = |i: usize| {

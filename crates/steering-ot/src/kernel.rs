@@ -158,7 +158,9 @@ impl Mixture {
             *v = (*v - top).exp();
             sum += *v;
         }
-        g.iter_mut().for_each(|v| *v /= sum);
+        for v in g.iter_mut() {
+            *v /= sum;
+        }
         true
     }
 
@@ -208,7 +210,9 @@ pub(crate) fn soft_f64(g: &mut [f64], log_mass: &[f64], width: Width) {
         top = top.max(*v);
     }
     let sum: f64 = g.iter().map(|v| (v - top).exp()).sum();
-    g.iter_mut().for_each(|v| *v = (*v - top).exp() / sum);
+    for v in g.iter_mut() {
+        *v = (*v - top).exp() / sum;
+    }
 }
 
 fn extremes<F: PartialOrd + Copy>(values: impl Iterator<Item = F>) -> (F, F) {
@@ -320,5 +324,73 @@ fn mix_wide(shifts: &[f32], x: &[f32], g: &[f32], keep: f32, alpha: f32, out: &m
     for j in j..d {
         let sum: f32 = g.iter().enumerate().map(|(k, g)| g * shifts[k * d + j]).sum();
         out[j] = alpha * sum + keep * x[j];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor::Seed;
+
+    fn mixture(k: usize, d: usize, width: Width, seed: u64) -> Mixture {
+        let normal = |name: &str, n: usize| Seed::new(seed).child(name).normal(n);
+        Mixture {
+            k,
+            d,
+            centroids: normal("centroids", k * d),
+            shifts: normal("shifts", k * d),
+            log_mass: vec![-(k as f64).ln(); k],
+            width,
+            bounds: None,
+        }
+    }
+
+    fn apply(mixture: &Mixture, path: Path, x: &[f32], keep: f32, alpha: f32) -> (Vec<f32>, Vec<f32>) {
+        let (mut gates, mut out) = (vec![0.0; x.len() / mixture.d * mixture.k], vec![f32::NAN; x.len()]);
+        mixture.apply_on(path, x, keep, alpha, &mut gates, &mut out).unwrap();
+        (gates, out)
+    }
+
+    #[test]
+    fn the_wide_loops_agree_with_the_plain_ones() {
+        for (k, d) in [(1, 1), (2, 31), (3, 32), (8, 33), (5, 100), (70, 64), (8, 576)] {
+            for width in [Width::Median(0.25), Width::Fixed(2.0 * d as f64)] {
+                let mixture = mixture(k, d, width, 3);
+                let x = Seed::new(4).normal(9 * d);
+                for (keep, alpha) in [(0.0, 1.0), (1.0, -2.0)] {
+                    let (plain_gates, plain) = apply(&mixture, Path::Plain, &x, keep, alpha);
+                    let (gates, out) = apply(&mixture, Path::best(), &x, keep, alpha);
+                    for (a, b) in out.iter().zip(&plain).chain(gates.iter().zip(&plain_gates)) {
+                        assert!((a - b).abs() <= 2e-5 * (1.0 + b.abs()), "{a} against {b} at K = {k}, D = {d}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn many_rows_on_many_threads_give_what_each_row_gives_alone() {
+        let mixture = mixture(8, 200, Width::Median(0.5), 5);
+        let x = Seed::new(6).normal(1000 * 200);
+        assert!(x.len() * mixture.k >= SERIAL_BELOW);
+        let (_, all) = apply(&mixture, Path::best(), &x, 0.0, 1.0);
+        for (row, want) in x.chunks(200).zip(all.chunks(200)) {
+            assert_eq!(apply(&mixture, Path::best(), row, 0.0, 1.0).1, want);
+        }
+        // The first bad row is named, whichever thread meets it.
+        let mut bad = x;
+        bad[611 * 200 + 3] = f32::NAN;
+        bad[900 * 200] = f32::INFINITY;
+        let (mut gates, mut out) = (vec![0.0; 8000], vec![0.0; bad.len()]);
+        assert_eq!(mixture.apply(&bad, 0.0, 1.0, &mut gates, &mut out), Err(611));
+    }
+
+    #[test]
+    fn the_median_is_the_lower_one() {
+        assert_eq!(lower_median(&[3.0, 1.0]), 1.0);
+        assert_eq!(lower_median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(lower_median(&[4.0, 3.0, 1.0, 2.0]), 2.0);
+        let many: Vec<f32> = (0..101).rev().map(|v| v as f32).collect();
+        assert_eq!(lower_median(&many), 50.0);
     }
 }

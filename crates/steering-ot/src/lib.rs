@@ -1,4 +1,6 @@
 #![doc = include_str!("../README.md")]
+// Array views are references that know their shape; they are passed as such.
+#![allow(clippy::needless_pass_by_value)]
 
 pub mod ablate;
 pub mod auto;

@@ -192,7 +192,9 @@ impl Side {
                 Ok(())
             };
         };
-        weights.iter_mut().for_each(|w| *w *= config.keep);
+        for w in weights.iter_mut() {
+            *w *= config.keep;
+        }
         // All rows are assigned before a centroid moves, as in mini-batch k-means.
         let labels: Vec<usize> = batch.rows().into_iter().map(|row| nearest(&row.to_vec(), centroids)).collect();
         for (row, &label) in batch.rows().into_iter().zip(&labels) {

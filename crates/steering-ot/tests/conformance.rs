@@ -1,5 +1,7 @@
 //! What every map promises, checked by one function.
 
+#![allow(clippy::needless_pass_by_value)] // array views
+
 mod common;
 
 use common::{noise, sets};

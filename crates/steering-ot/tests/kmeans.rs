@@ -1,5 +1,7 @@
 //! Clustering: the fast iteration against the plain one, and what can go wrong.
 
+#![allow(clippy::needless_pass_by_value)] // array views
+
 mod common;
 
 use common::{around, largest_difference, mean, noise, sets};

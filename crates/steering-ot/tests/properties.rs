@@ -1,5 +1,7 @@
 //! The specification's correctness checks 1 to 8 and 10, on the map.
 
+#![allow(clippy::needless_pass_by_value)] // array views
+
 mod common;
 
 use common::{largest_difference, mean, noise, norm, sets};

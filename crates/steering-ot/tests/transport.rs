@@ -1,5 +1,7 @@
 //! Plans: checks 4 of the specification, exact plans against brute force, k-means against its plain version.
 
+#![allow(clippy::needless_pass_by_value)] // array views
+
 mod common;
 
 use common::{largest_difference, noise};

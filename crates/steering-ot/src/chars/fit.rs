@@ -125,10 +125,7 @@ pub(crate) fn fit_clustered(
     let cost = transport::cost(a.centroids.view(), b.centroids.view())?;
     let coupled = couple(&cost, &p, &q, source.ncols(), config, None)?;
     let report = report(source, target, clusters, &cost, &coupled)?;
-    let bounds = match config.quantile_gate {
-        Some(quantiles) => Some(bounds(source, target, quantiles)),
-        None => None,
-    };
+    let bounds = config.quantile_gate.map(|quantiles| bounds(source, target, quantiles));
     let extra = Extra { report, bounds, source_counts: Some(a.counts.clone()), target_counts: Some(b.counts.clone()) };
     let mut map = CharsMap::from_parts(config.clone(), a.centroids.clone(), b.centroids.clone(), coupled.plan, extra)?;
     map.source_labels = Some(a.labels.clone());

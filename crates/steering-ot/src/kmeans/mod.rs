@@ -158,12 +158,16 @@ fn finish(
     let mut kept = vec![usize::MAX; k];
     let mut next = 0;
     let mut used = vec![false; k];
-    labels.iter().for_each(|&label| used[label] = true);
+    for &label in &labels {
+        used[label] = true;
+    }
     for (cluster, _) in used.iter().enumerate().filter(|(_, used)| **used) {
         kept[cluster] = next;
         next += 1;
     }
-    labels.iter_mut().for_each(|label| *label = kept[*label]);
+    for label in &mut labels {
+        *label = kept[*label];
+    }
     let (centroids, counts) = means(x, &labels, next);
     let inertia = x
         .rows()

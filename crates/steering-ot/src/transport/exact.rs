@@ -123,9 +123,9 @@ impl Flow {
         let mut distance: Vec<f64> = vec![f64::INFINITY; n + m];
         let mut before = vec![usize::MAX; n + m];
         let mut done = vec![false; n + m];
-        for i in 0..n {
-            if self.supply[i] > NOTHING {
-                distance[i] = 0.0;
+        for (distance, supply) in distance.iter_mut().zip(&self.supply) {
+            if *supply > NOTHING {
+                *distance = 0.0;
             }
         }
         let end = loop {
@@ -155,11 +155,8 @@ impl Flow {
             }
         };
         let length = distance[end];
-        for i in 0..n {
-            self.f[i] += distance[i].min(length);
-        }
-        for j in 0..m {
-            self.g[j] += distance[n + j].min(length);
+        for (potential, d) in self.f.iter_mut().chain(&mut self.g).zip(&distance) {
+            *potential += d.min(length);
         }
         let mut path = vec![end];
         while before[path[path.len() - 1]] != usize::MAX {
