@@ -11,6 +11,12 @@
 //! With the feature `lm`:
 //! - `pair`: a policy with its reference; `generate`: decoding, streaming, traces; `plain`: the slow loop that it is tested against
 
+#[cfg(feature = "lm")]
+pub mod args;
+#[cfg(feature = "lm")]
+pub mod beam;
+#[cfg(feature = "lm")]
+pub mod bestofn;
 pub mod config;
 #[cfg(feature = "lm")]
 mod engine;
@@ -23,6 +29,8 @@ pub mod jsonl;
 pub mod pair;
 #[cfg(feature = "lm")]
 pub mod plain;
+#[cfg(feature = "lm")]
+pub mod reward;
 pub mod rules;
 pub mod select;
 pub mod tree;
