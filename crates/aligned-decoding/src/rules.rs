@@ -139,6 +139,11 @@ impl Chooser {
         }
     }
 
+    /// Whether the candidates' logits of the reference are all that it reads.
+    pub fn needs_candidates_only(&self) -> bool {
+        self.rule.needs() == Needs::Candidates
+    }
+
     /// The candidates of the last step, by rising id.
     pub fn last_candidates(&self) -> &[Candidate] {
         &self.selector.candidates
