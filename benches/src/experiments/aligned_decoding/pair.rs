@@ -9,8 +9,8 @@ use datasets::vader_sentiment::{self, Rated};
 use lm::lora::{Adapter, Layers, LoraConfig};
 use lm::model::{Model, Pass};
 use lm::train::{
-    Batch, DpoConfig, DpoLoss, DpoTrainer, Example, Layout, OptimizerConfig, Policy, PreferencePair, SftConfig, SftTrainer,
-    score_pairs,
+    Batch, DpoConfig, DpoLoss, DpoTrainer, Example, Layout, OptimizerConfig, Policy, PreferencePair, SftConfig,
+    SftTrainer, score_pairs,
 };
 use lm::{Lm, LoadOptions};
 use std::cell::RefCell;
