@@ -148,7 +148,7 @@ proptest! {
         let x = noise(9, d, seed ^ 6).mapv(f64::from) * 5.0;
         let gates = map.gates(x.mapv(|v| v as f32).view()).unwrap();
         for (shift, gates) in map.shift_exact(x.view()).unwrap().rows().into_iter().zip(gates.rows()) {
-            prop_assert!(norm(&shift) <= longest * (1.0 + 1e-12));
+            prop_assert!(norm(shift) <= longest * (1.0 + 1e-12));
             prop_assert!((gates.sum() - 1.0).abs() < 1e-5 && gates.iter().all(|g| *g >= 0.0));
         }
     }

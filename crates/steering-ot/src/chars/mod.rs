@@ -7,7 +7,7 @@ mod reference;
 mod report;
 
 pub use crate::kernel::Width as GateWidth;
-pub(crate) use fit::{Clusters, couple, fit_clustered};
+pub(crate) use fit::{Clusters, couple, fit_clustered, report as fit_report};
 pub use pct::{Principal, principal};
 pub use report::{FitReport, SideReport, Warning};
 
