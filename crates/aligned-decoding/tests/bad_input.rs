@@ -155,9 +155,9 @@ fn repeated_ngrams_are_found_as_the_definition_says() {
     assert_eq!(found(&[1, 2, 3, 1, 2], 3), [3]);
     assert_eq!(found(&[1, 2, 3, 1, 2], 2), [3]);
     assert_eq!(found(&[1, 2], 1), [1, 2]);
-    assert_eq!(found(&[1], 3), []);
-    assert_eq!(found(&[], 1), []);
-    assert_eq!(found(&[1, 2], 0), []);
+    assert!(found(&[1], 3).is_empty());
+    assert!(found(&[], 1).is_empty());
+    assert!(found(&[1, 2], 0).is_empty());
 }
 
 #[test]

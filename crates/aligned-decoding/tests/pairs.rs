@@ -4,7 +4,7 @@ mod common;
 
 use aligned_decoding::doctor::{self, examine};
 use aligned_decoding::pair::shared_tokens;
-use aligned_decoding::tensor::tch::{Device, Kind, Tensor};
+use aligned_decoding::tensor::tch::{Device, Kind, Tensor, no_grad_guard};
 use aligned_decoding::{AadConfig, Error, ModelPair, Rule, View, generate};
 use common::{adapter, model, prompts, tiny};
 use lm::config::ModelConfig;
@@ -19,6 +19,7 @@ fn the_model_without_its_adapter_is_the_reference() {
     let base = model(&tiny(), 1);
     let lora = adapter(&tiny(), Layers::Top(2), 1);
     let pair = ModelPair::lora(&base, lora.view(), None).unwrap();
+    let _guard = no_grad_guard();
     let ids = Tensor::from_slice(&[1i64, 2, 3]).view([1, 3]);
     let hidden = |view: &View| view.forward_hidden(&ids, None, &mut base.new_cache()).unwrap();
     let bare = base.hidden(&ids, &mut Pass::default()).unwrap();
@@ -172,7 +173,8 @@ fn preference_training_starts_at_ln_2_and_makes_a_pair_that_decodes_what_was_pre
         (0..8).map(|i| PreferencePair { prompt: vec![i, 2 * i], chosen: vec![5], rejected: vec![6] }).collect();
     let scores = score_pairs(&mut Decoder::new(&base, None), &pairs, &Layout::default(), 8).unwrap();
     let mut settings = DpoConfig::default();
-    settings.optimizer.lr = 1e-2;
+    settings.optimizer.lr = 3e-2;
+    settings.optimizer.steps = 60;
     let mut trainer = DpoTrainer::new(settings, pairs, &scores, policy.parameters()).unwrap();
     let logs = trainer.run(&mut Decoder::new(&base, Some(&policy)), |_| std::ops::ControlFlow::Continue(())).unwrap();
     assert!((logs[0].update.loss - std::f64::consts::LN_2).abs() < 1e-9, "{}", logs[0].update.loss);
