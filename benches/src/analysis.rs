@@ -2,7 +2,7 @@
 
 use crate::experiment::Experiment;
 use crate::record::{Meta, Provenance, Record, Skipped};
-use crate::spec::{Claim, Direction, Metric, Mode, Spec, Test};
+use crate::spec::{Claim, Curve, Direction, Metric, Mode, Spec, Test};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use tensor::stats::{self, Bootstrap};
@@ -253,7 +253,7 @@ fn arm_result(spec: &Spec, name: &str, records: &[&Record], first: &[&Record]) -
             differences.insert(metric.name.clone(), estimate);
         }
     }
-    let curves = spec.curves.iter().map(|curve| (curve.name.clone(), curve_points(&curve.name, &good)));
+    let curves = spec.curves.iter().map(|curve| (curve.name.clone(), curve_points(curve, &good)));
     ArmResult {
         curves: curves.filter(|(_, points)| !points.is_empty()).collect(),
         name: name.to_owned(),
@@ -267,9 +267,19 @@ fn arm_result(spec: &Spec, name: &str, records: &[&Record], first: &[&Record]) -
     }
 }
 
-/// Means of the points that share their x, in the order of x.
-fn curve_points(curve: &str, records: &[&&Record]) -> Vec<(f64, Estimate)> {
-    let mut points: Vec<(f64, f64)> = records.iter().filter_map(|r| r.curves.get(curve)).flatten().copied().collect();
+/// Means of the points that share their x, in the order of x; of a frontier in the order of its setting, each at its mean x.
+fn curve_points(curve: &Curve, records: &[&&Record]) -> Vec<(f64, Estimate)> {
+    let points = series(&curve.name, records);
+    let Some(horizontal) = &curve.horizontal else {
+        return points;
+    };
+    let across = series(horizontal, records);
+    let at = |setting: f64| across.iter().find(|(x, _)| *x == setting).map(|(_, x)| x.value);
+    points.into_iter().filter_map(|(setting, y)| Some((at(setting)?, y))).collect()
+}
+
+fn series(name: &str, records: &[&&Record]) -> Vec<(f64, Estimate)> {
+    let mut points: Vec<(f64, f64)> = records.iter().filter_map(|r| r.curves.get(name)).flatten().copied().collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     let groups = points.chunk_by(|a, b| a.0 == b.0);
     let mean = |group: &[(f64, f64)]| {

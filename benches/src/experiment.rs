@@ -92,6 +92,7 @@ pub struct Experiment {
 pub fn all() -> Vec<Experiment> {
     let mut all = experiments::sam_opt::experiments();
     all.extend(experiments::lm::experiments());
+    all.extend(experiments::steering_ot::experiments());
     all
 }
 

@@ -161,13 +161,44 @@ pub struct Curve {
     pub logarithmic: (bool, bool),
     /// Decimals of y in tables.
     pub decimals: usize,
+    /// For a frontier (this against that over the values of a setting): the series whose points (setting, x) give the
+    /// horizontal position of the points (setting, y) of this curve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub horizontal: Option<String>,
+    /// Words for x = 0, 1, 2, …, where x counts things that have names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub categories: Vec<String>,
 }
 
 impl Curve {
     /// A curve over plain axes.
     pub fn new(name: &str, title: &str, x: &str, y: &str, decimals: usize) -> Self {
         let logarithmic = (false, false);
-        Self { name: name.into(), title: title.into(), x: x.into(), y: y.into(), logarithmic, decimals }
+        let (horizontal, categories) = (None, Vec::new());
+        Self {
+            name: name.into(),
+            title: title.into(),
+            x: x.into(),
+            y: y.into(),
+            logarithmic,
+            decimals,
+            horizontal,
+            categories,
+        }
+    }
+
+    /// A frontier: its points are (setting, y), and the series `name` has the points (setting, x).
+    #[must_use]
+    pub fn over(mut self, name: &str) -> Self {
+        self.horizontal = Some(name.into());
+        self
+    }
+
+    /// A curve whose x are the numbers of these things.
+    #[must_use]
+    pub fn of(mut self, categories: &[&str]) -> Self {
+        self.categories = categories.iter().map(|&name| name.into()).collect();
+        self
     }
 }
 

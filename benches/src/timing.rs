@@ -58,3 +58,16 @@ pub fn interleave(
         })
         .collect()
 }
+
+/// Puts the metrics of a second timing beside those of the first.
+pub fn merge(all: &mut Outcomes, more: Outcomes) {
+    for (arm, outcome) in more {
+        match all.iter_mut().find(|(name, _)| *name == arm) {
+            Some((_, known)) => {
+                known.metrics.extend(outcome.metrics);
+                known.samples.extend(outcome.samples);
+            }
+            None => all.push((arm, outcome)),
+        }
+    }
+}

@@ -29,6 +29,8 @@ pub(crate) struct Package {
     /// Its direct dependencies.
     pub dependencies: Vec<Dependency>,
     targets: Vec<Target>,
+    #[serde(default)]
+    features: BTreeMap<String, Vec<String>>,
 }
 
 /// One dependency of a package.
@@ -102,6 +104,16 @@ impl Metadata {
             open.extend(dependencies.map(|one| one.name.as_str()).filter(|one| seen.insert(one)));
         }
         seen.contains(wanted)
+    }
+
+    /// The features, as `crate/feature`, under which all code of these packages is compiled: plugs for language models and
+    /// commands are no defaults.
+    pub(crate) fn optional_features(&self, names: &[&String]) -> Vec<String> {
+        let chosen = self.packages.iter().filter(|package| names.contains(&&package.name));
+        let optional = |feature: &&String| ["lm", "cli"].contains(&feature.as_str());
+        chosen
+            .flat_map(|package| package.features.keys().filter(optional).map(|f| format!("{}/{f}", package.name)))
+            .collect()
     }
 
     /// An error that lists the packages, unless all names are among them.
@@ -286,6 +298,18 @@ mod tests {
         assert!(!metadata.depends_on("a", "datasets"));
         let metadata = with(&[package("a", "c", "null"), packages[2].clone()]);
         assert!(metadata.depends_on("a", "datasets"));
+    }
+
+    #[test]
+    fn plugs_and_commands_are_compiled_where_their_crates_are_chosen() {
+        let package = |name: &str, features: &str| {
+            format!(r#"{{"name": "{name}", "dependencies": [], "targets": [], "features": {{{features}}}}}"#)
+        };
+        let packages = [package("a", r#""default": [], "lm": [], "cli": ["lm"]"#), package("b", r#""torch": []"#)];
+        let metadata: Metadata = serde_json::from_str(&format!(r#"{{"packages": [{}]}}"#, packages.join(","))).unwrap();
+        let (a, b) = ("a".to_owned(), "b".to_owned());
+        assert_eq!(metadata.optional_features(&[&a, &b]), ["a/cli", "a/lm"]);
+        assert!(metadata.optional_features(&[&b]).is_empty());
     }
 
     #[test]

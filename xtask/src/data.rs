@@ -130,9 +130,16 @@ impl Set {
         let folder = places.data(&self.name);
         files::need_space(&places.cache, self.size(), &format!("the data set {}", self.name))?;
         let part = Temporary::inside(&places.cache.join("data"))?;
-        let takes: Vec<Take> =
-            self.file.iter().map(|file| Take { from: file.from.clone(), to: file.to.clone(), only: None }).collect();
-        unpack(&path, &takes, part.path(), &mut |_| {})?;
+        let (whole, inside): (Vec<&DataFile>, Vec<&DataFile>) = self.file.iter().partition(|file| file.from == ".");
+        for file in whole {
+            fs::copy(&path, part.path().join(&file.to))
+                .with_context(|| format!("{} can't be copied", path.display()))?;
+        }
+        let take = |file: &DataFile| Take { from: file.from.clone(), to: file.to.clone(), only: None };
+        let takes: Vec<Take> = inside.into_iter().map(take).collect();
+        if !takes.is_empty() {
+            unpack(&path, &takes, part.path(), &mut |_| {})?;
+        }
         for file in &self.file {
             if let Some(fault) = file.fault(part.path(), true)? {
                 bail!("{} of {} is not what data.toml says: {fault}", file.from, archive.file);

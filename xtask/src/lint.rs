@@ -31,10 +31,12 @@ pub(crate) fn lint(places: &Places, rules_only: bool) -> Result<()> {
         check("fmt", run(places.cargo().args(["fmt", "--all", "--check"])))?;
         // Clippy and rustdoc run torch-sys's build script, which wants libtorch.
         setup::ensure(places)?;
-        check(
-            "clippy",
-            run(places.cargo().args(["clippy", "--workspace", "--all-targets"]).args(["--", "--deny=warnings"])),
-        )?;
+        let all: Vec<&String> = metadata.packages.iter().map(|package| &package.name).collect();
+        let features: Vec<String> =
+            metadata.optional_features(&all).into_iter().map(|feature| format!("--features={feature}")).collect();
+        let mut clippy = places.cargo();
+        clippy.args(["clippy", "--workspace", "--all-targets"]).args(&features).args(["--", "--deny=warnings"]);
+        check("clippy", run(&mut clippy))?;
         for without in metadata.without_libtorch() {
             let name = format!("clippy of {} without libtorch", without.package);
             let mut clippy = places.cargo();
@@ -46,7 +48,11 @@ pub(crate) fn lint(places: &Places, rules_only: bool) -> Result<()> {
         }
         check(
             "rustdoc",
-            run(places.cargo().args(["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "--deny=warnings")),
+            run(places
+                .cargo()
+                .args(["doc", "--no-deps", "--workspace"])
+                .args(&features)
+                .env("RUSTDOCFLAGS", "--deny=warnings")),
         )?;
         if capture(places.cargo().args(["deny", "--version"])).is_some() {
             check("cargo-deny", run(places.cargo().args(["deny", "check", "bans", "licenses", "sources"])))?;

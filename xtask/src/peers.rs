@@ -1,4 +1,5 @@
-//! The virtual environment of the Python peers: made once for each content of `benches/peers/requirements.txt`.
+//! The virtual environment of the Python peers: made once for each content of `benches/peers/requirements.txt` and of
+//! `requirements-alone.txt` beside it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,19 @@ use crate::ui::{Spinner, bytes, note};
 /// Space that PyTorch with its NVIDIA packages takes while it is installed.
 const NEEDED: u64 = 9_000_000_000;
 
+/// What pip installs.
+const LIST: &str = "benches/peers/requirements.txt";
+/// What pip then installs without looking at its dependencies: packages that ask for older versions than they need.
+const ALONE: &str = "benches/peers/requirements-alone.txt";
+
 /// Where the environment lies, and whether it is finished.
 pub(crate) fn find(places: &Places) -> Result<(PathBuf, bool)> {
-    let list = places.root.join("benches/peers/requirements.txt");
-    let text = fs::read(&list).with_context(|| format!("{} can't be read", list.display()))?;
+    let read = |list: &str| {
+        let path = places.root.join(list);
+        fs::read(&path).with_context(|| format!("{} can't be read", path.display()))
+    };
+    // The second list is there only while a package needs it.
+    let text = [read(LIST)?, read(ALONE).unwrap_or_default()].concat();
     let folder = places.cache.join("peers").join(&files::sha256_of(&text)[..16]);
     let finished = folder.join("complete").exists() && folder.join("bin/python").exists();
     Ok((folder, finished))
@@ -68,15 +78,21 @@ fn make(places: &Places, folder: &Path) -> Result<()> {
     }
     let temporary = folder.join("tmp");
     fs::create_dir_all(&temporary)?;
-    let mut pip: Command = places.command(folder.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"])
-        .args(["--no-input", "--requirement"])
-        .arg(places.root.join("benches/peers/requirements.txt"))
-        .env("TMPDIR", &temporary);
-    let status = run_forwarding(&mut pip)?;
-    process::check()?;
-    if !status.success() {
-        bail!("the peers could not be installed; pip's messages are above. `cargo xtask bench --peers` tries again");
+    let lists = [(LIST, &[][..]), (ALONE, &["--no-deps"])];
+    for (list, options) in lists.into_iter().filter(|(list, _)| *list == LIST || places.root.join(list).exists()) {
+        let mut pip: Command = places.command(folder.join("bin/python"));
+        pip.args(["-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--no-input"])
+            .args(options)
+            .arg("--requirement")
+            .arg(places.root.join(list))
+            .env("TMPDIR", &temporary);
+        let status = run_forwarding(&mut pip)?;
+        process::check()?;
+        if !status.success() {
+            bail!(
+                "the peers could not be installed; pip's messages are above. `cargo xtask bench --peers` tries again"
+            );
+        }
     }
     fs::remove_dir_all(&temporary)?;
     Ok(())

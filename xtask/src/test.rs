@@ -58,18 +58,21 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
         }
         names.iter().map(|name| format!("--package={name}")).collect()
     };
+    let features = |names: &[&String]| -> Vec<String> {
+        metadata.optional_features(names).into_iter().map(|feature| format!("--features={feature}")).collect()
+    };
     if !rest.is_empty() {
         let mut cargo = places.cargo();
         data.demand(&mut cargo);
         if capture(places.cargo().args(["nextest", "--version"])).is_some() {
             cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
-            cargo.args(packages(&rest));
+            cargo.args(packages(&rest)).args(features(&rest));
             if crates.is_empty() {
                 excluding(&mut cargo, &metadata, &rest);
             }
             done.add("tests (nextest)".to_owned(), &mut cargo)?;
         } else {
-            cargo.args(["test", "--tests", "--examples"]).args(packages(&rest));
+            cargo.args(["test", "--tests", "--examples"]).args(packages(&rest)).args(features(&rest));
             if crates.is_empty() {
                 excluding(&mut cargo, &metadata, &rest);
             }
@@ -86,6 +89,7 @@ pub(crate) fn run(places: &Places, crates: &[String], documentation: bool) -> Re
         data.demand(&mut cargo);
         cargo.args(["test", "--doc"]);
         cargo.args(with_library.iter().map(|name| format!("--package={name}")));
+        cargo.args(features(&with_library));
         done.add("documentation's examples".to_owned(), &mut cargo)?;
     }
     done.report(&data)

@@ -2,3 +2,5 @@
 
 pub mod lm;
 pub mod sam_opt;
+mod sentiment;
+pub mod steering_ot;

@@ -24,6 +24,9 @@ pub(super) struct Lines {
     title: String,
     axes: (String, String),
     logarithmic: (bool, bool),
+    categories: Vec<String>,
+    /// Whether x is measured, and points follow a setting.
+    pub(super) frontier: bool,
     pub(super) arms: Vec<Line>,
 }
 
@@ -54,13 +57,19 @@ pub(super) fn of(experiment: &ExperimentResult, curve: &Curve, id: &str) -> Line
         title: curve.title.clone(),
         axes: (curve.x.clone(), curve.y.clone()),
         logarithmic: curve.logarithmic,
+        categories: curve.categories.clone(),
+        frontier: curve.horizontal.is_some(),
         arms: experiment.spec.arms.iter().enumerate().filter_map(line).collect(),
     }
 }
 
 /// What a curve shows, in a sentence.
 pub(super) fn caption(curve: &Curve) -> String {
-    format!("{}. Lines are means over seeds; bands, where there are several, their 95 % intervals.", curve.title)
+    let along = if curve.horizontal.is_some() { ", one for each value of the setting" } else { "" };
+    format!(
+        "{}. Points{along} are means over seeds; bands, where there are several, their 95 % intervals.",
+        curve.title
+    )
 }
 
 /// At most [`ROWS`] of the x that occur, evenly spread, with the first and the last.
@@ -112,7 +121,11 @@ pub(super) fn svg(lines: &Lines) -> String {
             at + 4.0
         );
     }
-    for (tick, words) in across.ticks() {
+    let ticks = match lines.categories.len() {
+        0 => across.ticks(),
+        _ => lines.categories.iter().enumerate().map(|(i, name)| (i as f64, escape(name))).collect(),
+    };
+    for (tick, words) in ticks {
         let at = x(tick);
         let anchor = if at > 96.0 { "end" } else { "middle" };
         let _ = write!(
@@ -139,13 +152,16 @@ pub(super) fn svg(lines: &Lines) -> String {
         draw(&mut out, line, &x, &y);
     }
     out.push_str("</svg>");
-    for line in lines.arms.iter().filter(|l| l.points.len() == 1) {
-        let (at, value) = (x(line.points[0].0), y(line.points[0].1.value));
-        let _ = write!(
-            out,
-            "<g class=\"c{}\"><circle class=\"dot\" cx=\"{at:.2}%\" cy=\"{value:.1}\" r=\"4\"/></g>",
-            line.style
-        );
+    // A line of one point, and one over things or settings instead of a quantity, shows where its points are.
+    let dotted = |l: &&Line| l.points.len() == 1 || lines.frontier || !lines.categories.is_empty();
+    for line in lines.arms.iter().filter(dotted) {
+        for (at, value) in line.points.iter().map(|(at, estimate)| (x(*at), y(estimate.value))) {
+            let _ = write!(
+                out,
+                "<g class=\"c{}\"><circle class=\"dot\" cx=\"{at:.2}%\" cy=\"{value:.1}\" r=\"4\"/></g>",
+                line.style
+            );
+        }
     }
     for (i, line) in lines.arms.iter().enumerate() {
         let at = legend + LEGEND * i as f64 + 9.0;
@@ -196,6 +212,8 @@ mod tests {
             title: "t".into(),
             axes: ("steps".into(), "loss".into()),
             logarithmic: (false, false),
+            categories: vec![],
+            frontier: false,
             arms: points.into_iter().enumerate().map(line).collect(),
         }
     }
@@ -223,6 +241,15 @@ mod tests {
     fn a_single_point_is_a_dot() {
         let out = svg(&lines(vec![vec![(1.0, estimate(2.0, None))]]));
         assert_eq!(out.matches("<circle").count(), 1);
+    }
+
+    #[test]
+    fn things_have_names_on_the_axis_and_dots() {
+        let mut named = lines(vec![(0..2).map(|i| (f64::from(i), estimate(1.0, None))).collect()]);
+        named.categories = vec!["tweets & co".into(), "films".into()];
+        let out = svg(&named);
+        assert!(out.contains(">tweets &amp; co<") && out.contains(">films<") && !out.contains(">0.5<"), "{out}");
+        assert_eq!(out.matches("<circle").count(), 2);
     }
 
     #[test]

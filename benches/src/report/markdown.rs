@@ -1,9 +1,9 @@
 //! The report as GitHub Markdown, for `docs/results/README.md`.
 
-use super::format::{DASH, date, exact, mean, mebibytes, seconds};
+use super::format::{DASH, date, exact, fixed, mean, mebibytes, seconds};
 use super::line;
 use super::view;
-use crate::analysis::{Analysis, ExperimentResult};
+use crate::analysis::{Analysis, Estimate, ExperimentResult};
 use crate::spec::Curve;
 use std::fmt::Write as _;
 
@@ -100,6 +100,17 @@ fn points(out: &mut String, experiment: &ExperimentResult, curve: &Curve) {
         return;
     }
     let _ = writeln!(out, "\n{}: {} by {}\n", escape(&curve.title), escape(&curve.y), escape(&curve.x));
+    if lines.frontier {
+        let header = ["Arm".to_owned(), escape(&curve.x), escape(&curve.y)];
+        let rows = lines.arms.iter().flat_map(|line| {
+            let row = |(x, y): &(f64, Estimate)| {
+                vec![escape(&line.label), fixed(*x, curve.decimals), mean(Some(y), curve.decimals)]
+            };
+            line.points.iter().map(row).collect::<Vec<_>>()
+        });
+        table(out, &header, &[1, 2], rows);
+        return;
+    }
     let mut header = vec![escape(&curve.x)];
     header.extend(lines.arms.iter().map(|line| escape(&line.label)));
     let right: Vec<usize> = (0..header.len()).collect();
@@ -108,7 +119,9 @@ fn points(out: &mut String, experiment: &ExperimentResult, curve: &Curve) {
             let found = line.points.iter().find(|(at, _)| *at == x);
             found.map_or_else(|| DASH.to_owned(), |(_, y)| mean(Some(y), curve.decimals))
         };
-        std::iter::once(exact(x)).chain(lines.arms.iter().map(cell)).collect()
+        let named = curve.categories.get(x as usize).filter(|_| x >= 0.0);
+        let x = named.map_or_else(|| exact(x), |name| escape(name));
+        std::iter::once(x).chain(lines.arms.iter().map(cell)).collect()
     });
     table(out, &header, &right, rows);
 }

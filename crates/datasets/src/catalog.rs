@@ -114,7 +114,20 @@ mod tests {
     #[test]
     fn the_sets_are_there_in_order() {
         let names: Vec<_> = catalog().names().collect();
-        assert_eq!(names, ["optdigits", "diabetes", "mnist-10k", "mfeat", "fashion-mnist", "smollm2", "moby-dick"]);
+        assert_eq!(
+            names,
+            [
+                "optdigits",
+                "diabetes",
+                "mnist-10k",
+                "mfeat",
+                "fashion-mnist",
+                "smollm2",
+                "moby-dick",
+                "vader-sentiment",
+                "brown"
+            ]
+        );
     }
 
     #[test]
@@ -140,7 +153,7 @@ mod tests {
         assert_eq!(
             message,
             "There is no data set `imagenet`. The known sets are: optdigits, diabetes, mnist-10k, mfeat, fashion-mnist, \
-             smollm2, moby-dick."
+             smollm2, moby-dick, vader-sentiment, brown."
         );
     }
 

@@ -4,6 +4,7 @@
 //!
 //! - [`optdigits`], [`mnist10k`], [`mfeat`], [`fashion`], [`diabetes`]: the sets
 //! - [`moby_dick`]: a text to model
+//! - [`vader_sentiment`], [`brown`]: texts with ratings of sentiment, and of 15 genres
 //! - [`smollm2`]: a small language model's file
 //! - [`Images`], [`Labeled`]: what they return
 //! - [`split`]: seeded, stratified parts
@@ -13,6 +14,7 @@
 //! - [`idx`]: the file format of the MNIST family
 //! - [`stream`]: named random streams
 
+pub mod brown;
 pub mod cache;
 pub mod catalog;
 pub mod diabetes;
@@ -26,9 +28,11 @@ pub mod mfeat;
 pub mod mnist10k;
 pub mod moby_dick;
 pub mod optdigits;
+mod packed;
 pub mod smollm2;
 pub mod split;
 pub mod stream;
+pub mod vader_sentiment;
 
 pub use error::{Error, Result};
 pub use labeled::{Images, Labeled};

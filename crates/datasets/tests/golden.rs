@@ -5,7 +5,9 @@
 use std::time::Instant;
 
 use datasets::mfeat::View;
-use datasets::{Images, cache, diabetes, domains, fashion, mfeat, mnist10k, moby_dick, optdigits, smollm2};
+use datasets::{
+    Images, brown, cache, diabetes, domains, fashion, mfeat, mnist10k, moby_dick, optdigits, smollm2, vader_sentiment,
+};
 use ndarray::s;
 
 /// Whether the set is in the cache; says so if not. `TESSERA_REQUIRE_DATA` (names with commas between, set by `cargo xtask test` for the
@@ -177,6 +179,50 @@ fn moby_dick_is_its_chapters_with_a_paragraph_a_line() {
 
 /// Counted in Python, by the rules that the loader states.
 const MOBY_DICK_PARTS: (usize, usize) = (1_070_581, 118_954);
+
+#[test]
+fn vaders_texts_are_as_many_as_the_specification_counts() {
+    use vader_sentiment::Domain;
+    if !present(vader_sentiment::NAME) {
+        return;
+    }
+    let all = vader_sentiment::load().unwrap();
+    // Of 30 to 140 characters with a rating beyond 1 either way: negative, positive.
+    let expected = [
+        (Domain::Tweets, 4_200, 737, 1_637),
+        (Domain::Movies, 10_605, 3_139, 3_131),
+        (Domain::Products, 3_708, 686, 1_104),
+        (Domain::Editorials, 5_190, 693, 386),
+    ];
+    for (domain, texts, negative, positive) in expected {
+        let of_domain: Vec<_> = all.iter().filter(|r| r.domain == domain).collect();
+        let clear: Vec<_> = of_domain.iter().filter(|r| (30..=140).contains(&r.text.chars().count())).collect();
+        let count = |sign: f64| clear.iter().filter(|r| sign * r.rating >= 1.0).count();
+        assert_eq!((of_domain.len(), count(-1.0), count(1.0)), (texts, negative, positive), "{}", domain.name());
+    }
+    assert!(all.windows(2).all(|w| w[0].domain <= w[1].domain));
+    assert!(all.iter().all(|r| !r.text.contains("&amp;") && r.text.trim() == r.text));
+    assert_eq!((all[3].text.as_str(), all[3].rating), ("LMAO, AMAZING!", 2.857142857));
+}
+
+#[test]
+fn the_brown_corpus_has_500_texts_in_15_genres() {
+    if !present(brown::NAME) {
+        return;
+    }
+    let all = brown::load().unwrap();
+    let genres: std::collections::BTreeMap<_, usize> =
+        all.iter().fold(std::collections::BTreeMap::new(), |mut counts, text| {
+            *counts.entry(text.genre).or_default() += 1;
+            counts
+        });
+    // The corpus's own list, A to R.
+    assert_eq!(genres.into_values().collect::<Vec<_>>(), [44, 27, 17, 17, 36, 48, 75, 30, 80, 29, 24, 6, 29, 29, 9]);
+    assert!(all[0].sentences[0].starts_with(
+        "The Fulton County Grand Jury said Friday an investigation of Atlanta's recent primary election produced \"no evidence\""
+    ));
+    assert!(all.iter().all(|text| text.sentences.len() > 30 && text.sentences.iter().all(|s| !s.contains("/nn"))));
+}
 
 #[test]
 fn smollm2_is_checked_once_and_found_again() {

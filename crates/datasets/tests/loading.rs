@@ -1,6 +1,6 @@
 //! What happens when a set is missing or damaged.
 
-use datasets::{Error, fashion, mfeat, mnist10k, moby_dick, smollm2};
+use datasets::{Error, brown, fashion, mfeat, mnist10k, moby_dick, smollm2, vader_sentiment};
 
 #[test]
 fn a_missing_set_names_itself_the_folder_and_the_command() {
@@ -11,6 +11,8 @@ fn a_missing_set_names_itself_the_folder_and_the_command() {
         (mfeat::load_from(&folder).unwrap_err(), "mfeat"),
         (fashion::load_from(&folder).unwrap_err(), "fashion-mnist"),
         (moby_dick::load_from(&folder).unwrap_err(), "moby-dick"),
+        (vader_sentiment::load_from(&folder).unwrap_err(), "vader-sentiment"),
+        (brown::load_from(&folder).unwrap_err(), "brown"),
         (smollm2::path_in(&folder).unwrap_err(), "smollm2"),
     ] {
         assert!(matches!(error, Error::Missing { .. }), "{error:?}");

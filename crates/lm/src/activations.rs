@@ -2,7 +2,7 @@
 
 use crate::generate::left_pad;
 use crate::hex;
-use crate::hooks::{Hooks, Site, TokenInfo};
+use crate::hooks::{Hooks, ResidualHook, Site, TokenInfo};
 use crate::model::{Model, Pass};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -61,15 +61,30 @@ pub struct ActivationStore {
 /// [`Error::InvalidArgument`] for no sites, a batch of 0 or a text too short for the pooling; [`Error::EmptyPrompt`],
 /// [`Error::LayerOutOfRange`], and as [`Model::hidden`].
 pub fn collect(model: &Model, texts: &[Vec<u32>], config: &CollectConfig) -> Result<ActivationStore> {
-    collect_of(model, model.fingerprint()?, texts, config)
+    collect_of(model, model.fingerprint()?, texts, config, None)
 }
 
-/// [`collect`] with the model's fingerprint, which reads all its layers, at hand.
+/// As [`collect`], with activations that `hook` changes at `hooked` sites: at a site of both, what the hook returned is read.
+///
+/// # Errors
+/// As [`collect`], and what the hook reports.
+pub fn collect_with(
+    model: &Model,
+    texts: &[Vec<u32>],
+    config: &CollectConfig,
+    hooked: &[Site],
+    hook: &mut dyn ResidualHook,
+) -> Result<ActivationStore> {
+    collect_of(model, model.fingerprint()?, texts, config, Some((hooked, hook)))
+}
+
+/// [`collect`] with the model's fingerprint, which reads all its layers, at hand, and the hook of [`collect_with`].
 fn collect_of(
     model: &Model,
     fingerprint: String,
     texts: &[Vec<u32>],
     config: &CollectConfig,
+    mut changing: Option<(&[Site], &mut dyn ResidualHook)>,
 ) -> Result<ActivationStore> {
     let Some(&deepest) = config.sites.iter().max() else {
         return Err(Error::invalid("sites", "at least one", 0));
@@ -108,7 +123,11 @@ fn collect_of(
             }
             Ok(None)
         };
-        let mut hooks = Hooks::new().on(&config.sites, &mut reader).stop_after(deepest);
+        let mut hooks = match &mut changing {
+            None => Hooks::new(),
+            Some((sites, hook)) => Hooks::new().on(sites, &mut **hook),
+        };
+        hooks = hooks.on(&config.sites, &mut reader).stop_after(deepest);
         let _ = model.hidden(&ids, &mut Pass { real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() })?;
     }
     Ok(ActivationStore { sites, model: fingerprint, pooling: config.pooling })
@@ -145,7 +164,7 @@ pub fn collect_cached(
             return Ok(store);
         }
     }
-    let store = collect_of(model, fingerprint, texts, config)?;
+    let store = collect_of(model, fingerprint, texts, config, None)?;
     std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     store.save(&path)?;
     Ok(store)

@@ -46,7 +46,7 @@ impl Client {
             Self::Pip(words, resumes) => {
                 let mut pip = places.command(&words[0]);
                 pip.args(&words[1..])
-                    .args(["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"])
+                    .args(["download", "--no-deps", &binary_option(archive), "--no-cache-dir"])
                     .args(["--disable-pip-version-check", "--no-input", "--progress-bar=off"])
                     .args(["--retries", "2"]);
                 if *resumes {
@@ -100,9 +100,21 @@ fn pip_version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
+/// Wheels only, or this package's source distribution only (of which pip then asks the metadata: it runs its set-up).
+fn binary_option(archive: &Archive) -> String {
+    if archive.file.ends_with(".whl") {
+        "--only-binary=:all:".to_owned()
+    } else {
+        format!("--no-binary={}", archive.package)
+    }
+}
+
 /// The options that make pip fetch this very wheel, whatever Python runs pip.
 fn wheel_options(file: &str) -> Vec<String> {
-    let tags: Vec<&str> = file.trim_end_matches(".whl").rsplitn(4, '-').collect();
+    let Some(stem) = file.strip_suffix(".whl") else {
+        return Vec::new();
+    };
+    let tags: Vec<&str> = stem.rsplitn(4, '-').collect();
     let [platforms, abi, python, _] = tags[..] else {
         return Vec::new();
     };
@@ -116,6 +128,7 @@ fn wheel_options(file: &str) -> Vec<String> {
     }
     options
 }
+
 /// Brings apt's package lists up to date when it may and they are missing.
 pub(crate) fn refresh_apt(places: &Places, package: &str) -> Result<()> {
     let known = capture(places.command("apt-cache").args(["show", package]));

@@ -1,10 +1,10 @@
 //! What the reference model costs here, and what the sockets cost: dense and packed, with hooks, with an adapter.
 
-use super::peers::{merge, prefill};
+use super::peers::prefill;
 use super::{prompt, smollm2};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
-use crate::timing::{Candidate, interleave};
+use crate::timing::{Candidate, interleave, merge};
 use anyhow::{Context as _, Result};
 use lm::Weights;
 use lm::hooks::{Hooks, Site, TokenInfo};

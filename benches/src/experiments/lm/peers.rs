@@ -4,7 +4,7 @@ use super::{prompt, smollm2};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::peer::{Peer, same_work};
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
-use crate::timing::{Candidate, interleave};
+use crate::timing::{Candidate, interleave, merge};
 use anyhow::{Context as _, Result, bail};
 use lm::Weights;
 use lm::model::{Model, Pass};
@@ -175,19 +175,6 @@ impl Drop for Saved {
 
 fn path(path: &std::path::Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} isn't UTF-8, which the peer's protocol needs", path.display()))
-}
-
-/// Puts the metrics of a second timing beside those of the first.
-pub(super) fn merge(all: &mut Outcomes, more: Outcomes) {
-    for (arm, outcome) in more {
-        match all.iter_mut().find(|(name, _)| *name == arm) {
-            Some((_, known)) => {
-                known.metrics.extend(outcome.metrics);
-                known.samples.extend(outcome.samples);
-            }
-            None => all.push((arm, outcome)),
-        }
-    }
 }
 
 /// Seconds per token of a prompt.
