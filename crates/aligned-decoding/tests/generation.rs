@@ -208,6 +208,7 @@ fn a_stream_gives_the_same_tokens_and_a_row_can_be_ended() {
     let mut stream = stream(&pair, &prompts, &config).unwrap();
     stream.end(1);
     assert!(stream.all(|token| token.unwrap().row != 1));
+    let config = AadConfig { stop: Vec::new(), ..config };
     let mut decoding = Decoding::new(&pair, &prompts, &config).unwrap();
     let _ = decoding.step().unwrap();
     decoding.end(0);
@@ -232,18 +233,14 @@ fn the_guard_ends_a_text_or_raises_alpha() {
         }
     }
     let raise = GuardConfig { action: Action::RaiseAlpha { factor: 1e6 }, ..guard.clone() };
-    let greedy = config().with_rule(Rule::GreedyDpo);
     for (g, free) in run(Some(raise), true).iter().zip(run(None, true)) {
         assert_eq!(g.tokens[..3], free.tokens[..3]);
         assert_eq!(g.tokens.len(), 10);
         // From then on it is greedy decoding of the policy.
-        let prompt = if g.tokens == run(None, true)[0].tokens { vec![1, 2] } else { vec![] };
-        drop(prompt);
-        assert!(g.stats.departures <= free.stats.departures.max(3));
+        assert!(g.stats.departures <= 3 && free.stats.departures > 3, "{:?}", free.stats);
     }
     let never = GuardConfig { max_mean_advantage: None, ..guard };
     assert_eq!(run(Some(never), true)[0].tokens, run(None, true)[0].tokens);
-    drop(greedy);
 }
 
 #[test]

