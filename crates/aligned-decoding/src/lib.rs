@@ -11,7 +11,7 @@
 //! With the feature `lm`:
 //! - `pair`: a policy with its reference; `generate`: decoding, streaming, traces; `plain`: the slow loop that it is tested against
 //! - `reward`: the implicit reward; `bestofn`, `args`, `beam`: search with a picker, with a reward, over advantages
-//! - `synth`: synthetic preference data and a second round; `doctor`: are two models a pair
+//! - `synth`: synthetic preference data and a second round; `doctor`: are two models a pair; `trace`: where the models part
 //! - `processor`: the plug for `lm`'s own loop; `dpo`, `lora`: `lm`'s preference training and adapters
 
 #[cfg(feature = "lm")]
@@ -42,6 +42,8 @@ pub mod rules;
 pub mod select;
 #[cfg(feature = "lm")]
 pub mod synth;
+#[cfg(feature = "lm")]
+pub mod trace;
 pub mod tree;
 
 pub use config::{AadConfig, ReferenceMode, Rule, StopReason, StopRule};
