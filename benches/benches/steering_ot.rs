@@ -19,7 +19,8 @@ fn normal(rows: usize, columns: usize, name: &str) -> Array2<f32> {
 fn map(c: &mut Criterion) {
     let fit = |k: usize| {
         let (a, b) = (normal(16 * k, WIDTH, "a"), normal(16 * k, WIDTH, "b") + 1.0);
-        CharsMap::fit(a.view(), b.view(), &CharsConfig::default().with_clusters(k)).expect("normal numbers can be fitted")
+        CharsMap::fit(a.view(), b.view(), &CharsConfig::default().with_clusters(k))
+            .expect("normal numbers can be fitted")
     };
     let mut group = c.benchmark_group("map");
     for (rows, k) in [(1, 8), (64, 8), (512, 8), (512, 15)] {
@@ -32,20 +33,27 @@ fn map(c: &mut Criterion) {
         });
     }
     let (map, x) = (fit(8), normal(64, WIDTH, "x").mapv(f64::from));
-    group.bench_function("double sum, 64 rows, K 8 (the published form, f64)", |b| b.iter(|| map.double_sum(black_box(x.view()))));
+    group.bench_function("double sum, 64 rows, K 8 (the published form, f64)", |b| {
+        b.iter(|| map.double_sum(black_box(x.view())))
+    });
     group.finish();
 }
 
 fn fit(c: &mut Criterion) {
     let x = normal(560, WIDTH, "x");
-    c.bench_function("k-means, 560 rows, K 8", |b| b.iter(|| kmeans::fit(black_box(x.view()), 8, &KMeansConfig::default(), 0)));
+    c.bench_function("k-means, 560 rows, K 8", |b| {
+        b.iter(|| kmeans::fit(black_box(x.view()), 8, &KMeansConfig::default(), 0))
+    });
     for k in [8, 16] {
-        let cost = transport::cost(normal(k, WIDTH, "a").mapv(f64::from).view(), normal(k, WIDTH, "b").mapv(f64::from).view())
-            .expect("two sets of one width");
+        let cost =
+            transport::cost(normal(k, WIDTH, "a").mapv(f64::from).view(), normal(k, WIDTH, "b").mapv(f64::from).view())
+                .expect("two sets of one width");
         let p = Array1::from_elem(k, 1.0 / k as f64);
         let epsilon = 0.05 * transport::median(cost.iter().copied());
         c.bench_function(&format!("Sinkhorn, K {k}"), |b| {
-            b.iter(|| transport::sinkhorn(black_box(cost.view()), p.view(), p.view(), epsilon, &SinkhornConfig::default()));
+            b.iter(|| {
+                transport::sinkhorn(black_box(cost.view()), p.view(), p.view(), epsilon, &SinkhornConfig::default())
+            });
         });
         c.bench_function(&format!("exact transport, K {k}"), |b| {
             b.iter(|| transport::exact(black_box(cost.view()), p.view(), p.view()));

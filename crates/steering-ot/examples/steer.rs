@@ -55,9 +55,7 @@ fn main() -> Result<()> {
     // 1. Two sets of activations: snippets that people rated as negative, and as positive.
     let rated = vader_sentiment::load()?;
     let side = |sign: f64| -> Vec<String> {
-        let fits = |r: &&vader_sentiment::Rated| {
-            sign * r.rating >= 1.0 && (30..=140).contains(&r.text.chars().count())
-        };
+        let fits = |r: &&vader_sentiment::Rated| sign * r.rating >= 1.0 && (30..=140).contains(&r.text.chars().count());
         Domain::ALL
             .iter()
             .flat_map(|domain| {
@@ -135,7 +133,9 @@ fn main() -> Result<()> {
 
     // 4. Before and after.
     let prompts = match arguments.prompts.as_slice() {
-        [] => ["The film was", "I bought this camera and", "My day at work", "The government's new plan"].map(String::from).to_vec(),
+        [] => ["The film was", "I bought this camera and", "My day at work", "The government's new plan"]
+            .map(String::from)
+            .to_vec(),
         given => given.to_vec(),
     };
     let ids = prompts.iter().map(|prompt| Ok(lm.encode(prompt)?)).collect::<Result<Vec<_>>>()?;

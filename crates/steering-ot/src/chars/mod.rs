@@ -189,12 +189,6 @@ impl CharsMap {
         })
     }
 
-    /// How wide the gates are.
-    #[cfg(feature = "torch")]
-    pub(crate) fn kernel_width(&self) -> crate::kernel::Width {
-        self.mixture.width
-    }
-
     /// The configuration of the fit, with what [`Epsilon::Auto`](crate::Epsilon::Auto) chose in its place.
     pub fn config(&self) -> &CharsConfig {
         &self.config
