@@ -118,7 +118,13 @@ pub struct WeightDelta {
 fn delta(name: String, weight: &Tensor, change: &Tensor) -> Result<WeightDelta> {
     let norm = |t: &Tensor| t.f_to_kind(Kind::Double)?.f_norm()?.f_double_value(&[]);
     let (norm, of) = (norm(change)?, norm(weight)?);
-    let relative = if of > 0.0 { norm / of } else if norm > 0.0 { f64::INFINITY } else { 0.0 };
+    let relative = if of > 0.0 {
+        norm / of
+    } else if norm > 0.0 {
+        f64::INFINITY
+    } else {
+        0.0
+    };
     Ok(WeightDelta { name, norm, relative })
 }
 

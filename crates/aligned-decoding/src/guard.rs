@@ -179,11 +179,7 @@ pub struct Calibration {
 /// # Errors
 /// [`Error::BadAlpha`]; [`Error::InvalidArgument`] without values, for a budget or a measure that isn't finite, or if even the largest
 /// α exceeds the budget; what the closure reports.
-pub fn calibrate(
-    alphas: &[f64],
-    budget: f64,
-    mut measure: impl FnMut(f64) -> Result<f64>,
-) -> Result<Calibration> {
+pub fn calibrate(alphas: &[f64], budget: f64, mut measure: impl FnMut(f64) -> Result<f64>) -> Result<Calibration> {
     alphas.iter().try_for_each(|&alpha| check_alpha(alpha))?;
     if !budget.is_finite() {
         return Err(Error::invalid("budget", "finite", budget));

@@ -22,9 +22,9 @@ pub mod beam;
 pub mod bestofn;
 pub mod config;
 #[cfg(feature = "lm")]
-mod engine;
-#[cfg(feature = "lm")]
 pub mod doctor;
+#[cfg(feature = "lm")]
+mod engine;
 mod error;
 #[cfg(feature = "lm")]
 pub mod generate;
@@ -47,11 +47,11 @@ pub mod trace;
 pub mod tree;
 
 pub use config::{AadConfig, ReferenceMode, Rule, StopReason, StopRule};
+pub use error::{Error, Result, Side};
 #[cfg(feature = "lm")]
 pub use generate::{Generation, Stats, generate, stream};
 #[cfg(feature = "lm")]
 pub use pair::{ModelPair, View};
-pub use error::{Error, Result, Side};
 pub use select::{Choice, select};
 pub use tensor;
 

@@ -221,8 +221,7 @@ impl<'a> ModelPair<View<'a>, View<'a>> {
     /// # Errors
     /// [`lm::Error::LayerOutOfRange`] for an adapter of another model.
     pub fn lora(model: &'a Model, policy: AdapterView<'a>, reference: Option<AdapterView<'a>>) -> Result<Self> {
-        let (policy, reference) =
-            (View::adapted(model, policy), View { model, adapter: reference });
+        let (policy, reference) = (View::adapted(model, policy), View { model, adapter: reference });
         let layers = model.config().layers;
         let lowest = [policy.first_layer(), reference.first_layer()].into_iter().flatten().min().unwrap_or(0);
         if lowest >= layers {

@@ -102,11 +102,8 @@ pub fn as_text(pairs: &[PreferencePair], tokenizer: &Tokenizer) -> Result<Vec<Te
     let text = |ids: &[u32]| tokenizer.decode(ids, true);
     let mut out = Vec::with_capacity(pairs.len());
     for pair in pairs {
-        let pair = TextPair {
-            prompt: text(&pair.prompt)?,
-            chosen: text(&pair.chosen)?,
-            rejected: text(&pair.rejected)?,
-        };
+        let pair =
+            TextPair { prompt: text(&pair.prompt)?, chosen: text(&pair.chosen)?, rejected: text(&pair.rejected)? };
         if pair.chosen != pair.rejected {
             out.push(pair);
         }

@@ -24,7 +24,9 @@ fn nan_and_infinite_logits_are_errors_with_their_token_and_model() {
         for at in [0, 70, 199] {
             let mut z = vec![0.0f32; 200];
             z[at] = bad;
-            let Err(Error::NonFiniteLogits { id, model, .. }) = select(&z, |_| 0.0, 0.1) else { panic!("{bad} at {at}") };
+            let Err(Error::NonFiniteLogits { id, model, .. }) = select(&z, |_| 0.0, 0.1) else {
+                panic!("{bad} at {at}")
+            };
             assert_eq!((id as usize, model), (at, Side::Policy));
         }
         let result = select(&[1.0, 0.9, -50.0], |v| if v == 1 { bad } else { 0.0 }, 0.1);
@@ -118,8 +120,13 @@ fn trees_that_cant_be_are_refused() {
 
 #[test]
 fn the_guard_waits_for_a_window_and_sees_eagerness_and_repetition() {
-    let config =
-        GuardConfig { window: 4, max_mean_advantage: Some(1.0), ngram: 2, max_repetition: Some(0.3), action: Action::Stop };
+    let config = GuardConfig {
+        window: 4,
+        max_mean_advantage: Some(1.0),
+        ngram: 2,
+        max_repetition: Some(0.3),
+        action: Action::Stop,
+    };
     let mut guard = Guard::new(config.clone()).unwrap();
     assert!((0..3).all(|i| guard.observe(i, 9.0) == Verdict::Fine));
     assert_eq!(guard.observe(3, 9.0), Verdict::Eager { mean: 9.0 });
@@ -138,7 +145,8 @@ fn the_guard_waits_for_a_window_and_sees_eagerness_and_repetition() {
 
 #[test]
 fn calibration_says_why_it_found_nothing() {
-    let text = |result: Result<_, Error>| result.map(|_: aligned_decoding::guard::Calibration| ()).unwrap_err().to_string();
+    let text =
+        |result: Result<_, Error>| result.map(|_: aligned_decoding::guard::Calibration| ()).unwrap_err().to_string();
     assert!(text(calibrate(&[], 1.0, |_| Ok(0.0))).contains("alphas"));
     assert!(text(calibrate(&[0.1, 1.0], 1.0, |_| Ok(2.0))).contains("budget"));
     assert!(text(calibrate(&[0.1], 1.0, |_| Ok(f64::NAN))).contains("measure"));

@@ -60,7 +60,8 @@ fn the_command_generates_compares_and_examines() {
     let fixture = Fixture::new();
     let pair = ["--policy", "policy", "--reference", "reference", "--threads", "1"];
     let generated = fixture.run(
-        &[&["generate"], &pair[..], &["--prompt", "w1 w2", "-n", "6", "--trace", "--trace-json", "trace.json"]].concat(),
+        &[&["generate"], &pair[..], &["--prompt", "w1 w2", "-n", "6", "--trace", "--trace-json", "trace.json"]]
+            .concat(),
     );
     let out = text(&generated);
     assert!(out.contains("Σ A = ") && out.contains("passes of the reference"), "{out}");

@@ -88,10 +88,7 @@ fn a_nan_is_reported_with_step_row_token_and_model() {
     let bad = broken(3, 7);
     let pair = ModelPair::models(&bad, &reference).unwrap();
     let error = generate(&pair, &[vec![1], vec![2]], &config()).unwrap_err();
-    assert!(
-        matches!(error, Error::NonFiniteLogits { step: 0, row: 0, model: Side::Policy, id: 7, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::NonFiniteLogits { step: 0, row: 0, model: Side::Policy, id: 7, .. }), "{error}");
     let pair = ModelPair::models(&policy, &bad).unwrap();
     let error = generate(&pair, &[vec![1]], &config().with_rule(Rule::GreedyRef)).unwrap_err();
     assert!(matches!(error, Error::NonFiniteLogits { model: Side::Reference, id: 7, .. }), "{error}");
@@ -112,8 +109,7 @@ fn scores_are_the_implicit_reward_of_the_text() {
     for allowed in [None, Some((0..24).filter(|id| id % 3 != 1).collect::<Vec<u32>>())] {
         let config = AadConfig { stop: vec![StopRule::Tokens(vec![3])], allowed: allowed.clone(), ..config() };
         let texts = generate(&pair, &prompts, &config).unwrap();
-        let asked: Vec<(&[u32], &[u32])> =
-            prompts.iter().zip(&texts).map(|(p, g)| (&p[..], &g.tokens[..])).collect();
+        let asked: Vec<(&[u32], &[u32])> = prompts.iter().zip(&texts).map(|(p, g)| (&p[..], &g.tokens[..])).collect();
         let rewards = implicit_rewards(&pair, &asked, &RewardConfig { beta: 0.5, allowed, part: 2 }).unwrap();
         for (g, r) in texts.iter().zip(&rewards) {
             let same = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-9);
@@ -222,7 +218,13 @@ fn a_stream_gives_the_same_tokens_and_a_row_can_be_ended() {
 fn the_guard_ends_a_text_or_raises_alpha() {
     let (policy, reference) = models(12);
     let pair = ModelPair::models(&policy, &reference).unwrap();
-    let guard = GuardConfig { window: 3, max_mean_advantage: Some(-100.0), ngram: 1, max_repetition: None, action: Action::Stop };
+    let guard = GuardConfig {
+        window: 3,
+        max_mean_advantage: Some(-100.0),
+        ngram: 1,
+        max_repetition: None,
+        action: Action::Stop,
+    };
     let run = |guard, scores| {
         let config = AadConfig { guard, alpha: 0.05, scores, ..config() };
         generate(&pair, &[vec![1, 2], vec![3]], &config).unwrap()
@@ -273,8 +275,7 @@ fn lms_own_loop_decodes_the_same_tokens_with_the_plug() {
                 // A second generation with the same plug starts anew.
                 let plugs = Plugs { processors: vec![&mut ban, &mut plug], ..Plugs::default() };
                 let settings = GenerateConfig { max_new_tokens: 10, ..GenerateConfig::default() };
-                let found =
-                    generate_with(&policy, &prompts, &settings, plugs, |_| ControlFlow::Continue(())).unwrap();
+                let found = generate_with(&policy, &prompts, &settings, plugs, |_| ControlFlow::Continue(())).unwrap();
                 for (a, b) in found.iter().zip(&expected) {
                     assert_eq!(a.tokens, b.tokens, "seed {seed}, {rule:?}");
                 }
@@ -287,8 +288,7 @@ fn lms_own_loop_decodes_the_same_tokens_with_the_plug() {
     let mut plug = AadProcessor::new(&reference, Device::Cpu, &config()).unwrap();
     let larger = model(&ModelConfig { vocab: 30, ..tiny() }, 1);
     let plugs = Plugs { processors: vec![&mut plug], ..Plugs::default() };
-    let result =
-        generate_with(&larger, &[vec![1]], &GenerateConfig::default(), plugs, |_| ControlFlow::Continue(()));
+    let result = generate_with(&larger, &[vec![1]], &GenerateConfig::default(), plugs, |_| ControlFlow::Continue(()));
     assert!(result.unwrap_err().to_string().contains("30 tokens"));
 }
 

@@ -38,7 +38,8 @@ fn an_adapter_that_changes_nothing_decodes_greedily_for_every_alpha() {
     let greedy = GenerateConfig { max_new_tokens: 8, ..GenerateConfig::default() };
     let expected: Vec<Vec<u32>> =
         lm::generate::generate(&base, &prompts, &greedy).unwrap().into_iter().map(|g| g.tokens).collect();
-    for (rule, alpha) in [(Rule::Aad, 0.0), (Rule::Aad, 0.1), (Rule::Aad, 1.0), (Rule::GreedyDpo, 0.1), (Rule::GreedyRef, 0.1)]
+    for (rule, alpha) in
+        [(Rule::Aad, 0.0), (Rule::Aad, 0.1), (Rule::Aad, 1.0), (Rule::GreedyDpo, 0.1), (Rule::GreedyRef, 0.1)]
     {
         let config = AadConfig { max_new_tokens: 8, alpha, rule, ..AadConfig::default() };
         for (found, expected) in generate(&pair, &prompts, &config).unwrap().iter().zip(&expected) {
@@ -73,7 +74,10 @@ fn other_vocabularies_are_refused_unless_padding_is_allowed() {
     let small = model(&tiny(), 1);
     let large = model(&ModelConfig { vocab: 32, ..tiny() }, 1);
     let Err(Error::VocabMismatch { policy: 24, reference: 32 }) = ModelPair::models(&small, &large) else { panic!() };
-    assert!(matches!(ModelPair::padded(View::bare(&small), View::bare(&large), 25), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(
+        ModelPair::padded(View::bare(&small), View::bare(&large), 25),
+        Err(Error::InvalidArgument { .. })
+    ));
     assert!(matches!(ModelPair::padded(View::bare(&small), View::bare(&large), 0), Err(Error::InvalidArgument { .. })));
     // Of 20 tokens none of the padding is chosen, by any rule.
     let pair = ModelPair::padded(View::bare(&small), View::bare(&large), 20).unwrap();
@@ -143,7 +147,8 @@ fn the_doctor_sees_which_weights_moved() {
     let (base, lora) = (model(&tiny(), 1), adapter(&tiny(), Layers::Top(1), 1));
     let mut merged = model(&tiny(), 1);
     lora.merge_into(&mut merged).unwrap();
-    let (whole, parts) = (doctor::weight_deltas(&merged, &base).unwrap(), doctor::adapter_deltas(&base, &lora).unwrap());
+    let (whole, parts) =
+        (doctor::weight_deltas(&merged, &base).unwrap(), doctor::adapter_deltas(&base, &lora).unwrap());
     assert_eq!(parts.len(), 7);
     for part in &parts {
         let same = whole.iter().find(|w| w.name == part.name).unwrap();

@@ -121,7 +121,10 @@ fn synthetic_pairs_prefer_what_aad_writes_and_drop_what_is_the_same() {
     }
     let same = ModelPair::models(&policy, &policy).unwrap();
     assert!(build_pairs(&same, &prompts, &greedy).unwrap().is_empty());
-    assert!(matches!(build_pairs(&pair, &prompts, &SynthConfig { part: 0, ..settings }), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(
+        build_pairs(&pair, &prompts, &SynthConfig { part: 0, ..settings }),
+        Err(Error::InvalidArgument { .. })
+    ));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pairs.jsonl");
     jsonl::write(&path, &pairs).unwrap();

@@ -18,7 +18,11 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Parser)]
-#[command(name = "aad", about = "Alignment-aware decoding for a preference-trained model and its own reference", version)]
+#[command(
+    name = "aad",
+    about = "Alignment-aware decoding for a preference-trained model and its own reference",
+    version
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -181,7 +185,9 @@ impl Loaded {
             if !path.join("adapter_config.json").exists() {
                 return Ok(Part::Checkpoint(Box::new(load(path)?)));
             }
-            let Some(base) = &base else { bail!("{} is an adapter: say with --base which model it belongs to", path.display()) };
+            let Some(base) = &base else {
+                bail!("{} is an adapter: say with --base which model it belongs to", path.display())
+            };
             let adapter = Adapter::load(path, base.model.config(), base.model.kind(), device);
             Ok(Part::Adapter(adapter.with_context(|| format!("reading {}", path.display()))?))
         };
@@ -389,7 +395,11 @@ fn print_table(table: &[Line], prompts: usize, beta: f64) {
         "| {:<26} | {:<24} | {:<24} | {:<24} | {:<6} | {:<7} | {:<9} |",
         "rule", "implicit reward", "NLL/token, reference", "repeated 3-grams", "tokens", "|V|=1", "mean |V|"
     );
-    println!("|{}|", ["-".repeat(28), "-".repeat(26), "-".repeat(26), "-".repeat(26), "-".repeat(8), "-".repeat(9), "-".repeat(11)].join("|"));
+    println!(
+        "|{}|",
+        ["-".repeat(28), "-".repeat(26), "-".repeat(26), "-".repeat(26), "-".repeat(8), "-".repeat(9), "-".repeat(11)]
+            .join("|")
+    );
     for line in table {
         println!(
             "| {:<26} | {:<24} | {:<24} | {:<24} | {:<6.1} | {:<7.2} | {:<9.1} |",
