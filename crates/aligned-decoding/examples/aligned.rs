@@ -1,5 +1,5 @@
 //! Makes a policy and its reference from SmolLM2 and human ratings of sentiment, and decodes with both: supervised fine-tuning on short
-//! texts, preference training toward the friendly ones, then the same prompts three ways. Under two minutes on two cores.
+//! texts, preference training toward the friendly ones, then the same prompts by four rules. Under two minutes on two cores.
 //!
 //!     cargo xtask data fetch smollm2 vader-sentiment
 //!     cargo run --release -p aligned-decoding --features lm --example aligned
@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use datasets::vader_sentiment::{self, Domain, Rated};
 use lm::{Lm, LoadOptions};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -28,10 +29,10 @@ struct Arguments {
     #[arg(long, default_value_t = 24)]
     pairs: usize,
     /// Steps of fine-tuning.
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 30)]
     sft_steps: u64,
     /// Steps of preference training.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 14)]
     dpo_steps: u64,
     /// A token is plausible if the policy finds it at least this many times as probable as its favourite.
     #[arg(long, default_value_t = 0.1)]
@@ -53,9 +54,9 @@ fn main() -> Result<()> {
     let (model, start) = (&lm.model, Instant::now());
     let progress = |what: &str| eprintln!("{:>4.0} s  {what}", start.elapsed().as_secs_f64());
 
-    // Sentences of reviews, by their ratings.
+    // Sentences of film reviews, by their ratings.
     let rated = vader_sentiment::load().context("the ratings aren't in the cache")?;
-    let wanted = |r: &&Rated| matches!(r.domain, Domain::Movies | Domain::Products) && r.text.len() > 30;
+    let wanted = |r: &&Rated| r.domain == Domain::Movies && r.text.len() > 30;
     let tokens = |r: &Rated| -> Result<Vec<u32>> {
         let mut tokens = lm.tokenizer.encode(&r.text, false)?;
         tokens.truncate(LENGTH);
@@ -63,8 +64,7 @@ fn main() -> Result<()> {
     };
     let pick = |good: bool, skip: usize, n: usize| -> Result<Vec<Vec<u32>>> {
         let fits = |r: &&Rated| if good { r.rating >= 1.5 } else { r.rating <= -1.2 };
-        // Every seventh, so that both domains come.
-        rated.iter().filter(wanted).filter(fits).step_by(7).skip(skip).take(n).map(tokens).collect()
+        rated.iter().filter(wanted).filter(fits).step_by(5).skip(skip).take(n).map(tokens).collect()
     };
     let half = arguments.texts / 2;
     let prompt = vec![START];
@@ -82,6 +82,17 @@ fn main() -> Result<()> {
     let pairs = pairs.map(|(chosen, rejected)| PreferencePair { prompt: prompt.clone(), chosen, rejected });
     let pairs: Vec<PreferencePair> = pairs.collect();
 
+    // Only tokens that the corpus has: rare ones have ratios that nobody trained, and would win by chance.
+    let mut counts = HashMap::<u32, usize>::new();
+    for r in &rated {
+        for id in lm.tokenizer.encode(&r.text, false)? {
+            *counts.entry(id).or_default() += 1;
+        }
+    }
+    let mut frequent: Vec<u32> = counts.keys().copied().collect();
+    frequent.sort_by_key(|id| (std::cmp::Reverse(counts[id]), *id));
+    frequent.truncate(8000);
+
     // Supervised fine-tuning of an adapter on the top four layers; what enters them is computed once.
     let top = LoraConfig { layers: Layers::Top(4), ..LoraConfig::default() };
     let sft = Adapter::new(model.config(), &top, model.kind(), model.device())?;
@@ -96,9 +107,9 @@ fn main() -> Result<()> {
     let policy = sft.copy()?;
     let mut decoder = Decoder::new(model, Some(&sft)).frozen_below(sft.first_layer())?;
     let config = DpoConfig {
-        optimizer: OptimizerConfig { lr: 5e-4, steps: arguments.dpo_steps, ..OptimizerConfig::default() },
-        batch: 6,
-        part: 6,
+        optimizer: OptimizerConfig { lr: 3e-4, steps: arguments.dpo_steps, ..OptimizerConfig::default() },
+        batch: 4,
+        part: 4,
         ..DpoConfig::default()
     };
     let reference = score_pairs(&mut decoder, &pairs, &config.layout, config.part)?;
@@ -116,15 +127,21 @@ fn main() -> Result<()> {
 
     // The layers below the adapters run once for both models.
     let pair = ModelPair::lora(model, policy.view(), Some(sft.view()))?;
-    let starts = ["The film is", "I think that this", "The battery of this", "After an hour of"];
+    let starts = ["The film is", "I think that this", "The main actor", "After an hour of"];
     let prompts = starts.map(|text| lm.tokenizer.encode(text, false).map(|ids| [&prompt[..], &ids].concat()));
     let prompts = prompts.into_iter().collect::<lm::Result<Vec<_>>>()?;
     let config =
-        AadConfig { alpha: arguments.alpha, max_new_tokens: 16, no_repeat_ngram: Some(3), ..AadConfig::default() };
-    let rules = [("reference", Rule::GreedyRef), ("policy", Rule::GreedyDpo), ("aligned", Rule::Aad)];
-    let mut decoded: Vec<(&str, Vec<Generation>)> = Vec::new();
-    for (name, rule) in rules {
-        decoded.push((name, generate(&pair, &prompts, &config.with_rule(rule))?));
+        AadConfig { max_new_tokens: 16, no_repeat_ngram: Some(3), allowed: Some(frequent), ..AadConfig::default() };
+    let alpha = arguments.alpha;
+    let rules = [
+        ("reference".to_owned(), Rule::GreedyRef, alpha),
+        ("policy".to_owned(), Rule::GreedyDpo, alpha),
+        (format!("aligned {alpha}"), Rule::Aad, alpha),
+        (format!("aligned {:.1}", (3.0 * alpha).min(1.0)), Rule::Aad, (3.0 * alpha).min(1.0)),
+    ];
+    let mut decoded: Vec<(String, Vec<Generation>)> = Vec::new();
+    for (name, rule, alpha) in rules {
+        decoded.push((name, generate(&pair, &prompts, &config.with_rule(rule).with_alpha(alpha))?));
     }
     progress("decoded");
     for (row, text) in starts.into_iter().enumerate() {
@@ -132,7 +149,7 @@ fn main() -> Result<()> {
         for (name, generations) in &decoded {
             let g = &generations[row];
             println!(
-                "  {name:<9} A {:>5.1}, {:.1} nats a token:{}",
+                "  {name:<11} A {:>5.1}, {:.1} nats a token:{}",
                 g.sum_advantage.unwrap_or(f64::NAN),
                 g.ref_nll().unwrap_or(f64::NAN),
                 lm.decode(&g.tokens)?.replace('\n', " ")

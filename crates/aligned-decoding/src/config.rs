@@ -94,7 +94,6 @@ impl Rule {
             if x > 0.0 && x <= 1.0 { Ok(()) } else { Err(Error::invalid(name, "above 0 and at most 1", x)) }
         };
         match *self {
-            Self::Aad | Self::Contrastive | Self::GreedyDpo | Self::GreedyRef | Self::FilterOnly { .. } => Ok(()),
             Self::AadSample { tau } => positive("tau", tau),
             Self::AadMix { w } if (0.0..=1.0).contains(&w) => Ok(()),
             Self::AadMix { w } => Err(Error::invalid("w", "from 0 to 1", w)),
@@ -108,8 +107,13 @@ impl Rule {
                 min_p.map_or(Ok(()), |p| share("min_p", p))
             }
             Self::RatioTopK { k: 0 } => Err(Error::invalid("k", "at least 1", 0)),
-            Self::RatioTopK { .. } => Ok(()),
             Self::RatioTopP { p } => share("p", p),
+            Self::Aad
+            | Self::Contrastive
+            | Self::GreedyDpo
+            | Self::GreedyRef
+            | Self::FilterOnly { .. }
+            | Self::RatioTopK { .. } => Ok(()),
         }
     }
 
@@ -288,7 +292,7 @@ impl AadConfig {
     /// Whether a text that ends with `tokens` after a prompt of `prompt` tokens is finished by a stop rule.
     #[cfg_attr(not(feature = "lm"), allow(dead_code))]
     pub(crate) fn stops(&self, prompt: usize, tokens: &[u32]) -> Option<StopReason> {
-        let Some(last) = tokens.last() else { return None };
+        let last = tokens.last()?;
         self.stop.iter().find_map(|rule| match rule {
             StopRule::Tokens(ids) if ids.contains(last) => Some(StopReason::Stop),
             StopRule::Sequence(ids) if tokens.ends_with(ids) => Some(StopReason::Stop),

@@ -277,13 +277,13 @@ fn sample(
 /// Keeps the k highest; of equal ones those with the lower id.
 fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
     if k < candidates.len() {
-        candidates.select_nth_unstable_by(k, by_rank);
+        candidates.select_nth_unstable_by(k, |a, b| by_rank(*a, *b));
         candidates.truncate(k);
         candidates.sort_unstable_by_key(|c| c.id);
     }
 }
 
-fn by_rank(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+fn by_rank(a: Candidate, b: Candidate) -> std::cmp::Ordering {
     b.z.total_cmp(&a.z).then(a.id.cmp(&b.id))
 }
 
@@ -294,7 +294,7 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, p: f64) {
 
 /// Keeps the heaviest until their weights sum to the share p; the one that crosses it is kept.
 fn keep_top_p_by(candidates: &mut Vec<Candidate>, p: f64, weight: impl Fn(&Candidate) -> f64) {
-    candidates.sort_unstable_by(by_rank);
+    candidates.sort_unstable_by(|a, b| by_rank(*a, *b));
     let total: f64 = candidates.iter().map(&weight).sum();
     let mut sum = 0.0;
     let crossing = candidates.iter().position(|c| {

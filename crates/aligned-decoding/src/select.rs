@@ -241,6 +241,7 @@ pub fn select(z_policy: &[f32], z_ref: impl Fn(u32) -> f32, alpha: f64) -> Resul
 ///
 /// # Errors
 /// As [`select`]; [`Error::InvalidArgument`] for arrays of different lengths.
+#[allow(clippy::needless_pass_by_value)] // views are passed so
 pub fn select_array(z_policy: ArrayView1<'_, f32>, z_ref: ArrayView1<'_, f32>, alpha: f64) -> Result<Choice> {
     same_length(z_policy.len(), z_ref.len())?;
     match z_policy.as_slice() {

@@ -288,5 +288,7 @@ fn log_sum_exp(values: &[f64]) -> f64 {
 
 fn normalize(values: &mut [f64]) {
     let normalizer = log_sum_exp(values);
-    values.iter_mut().for_each(|v| *v -= normalizer);
+    for value in values {
+        *value -= normalizer;
+    }
 }

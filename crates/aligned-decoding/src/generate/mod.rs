@@ -204,7 +204,7 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
         }
         let reference = self.ask_reference(caught_up)?;
         let choices = self.decide(&z, &reference)?;
-        self.record(&z_policy, &reference, choices).map(Some)
+        self.record(&z_policy, &reference, &choices).map(Some)
     }
 
     /// The prompts, or the last token of each row.
@@ -317,7 +317,6 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
             let uniform = if self.config.rule.is_random() { row.rng.random() } else { 0.0 };
             let at = row.tokens.len();
             let choice = match reference {
-                RefStep::NotNow => row.chooser.decide(z, RefLogits::None, uniform),
                 RefStep::All { z: z_ref, .. } => {
                     let mut z_ref = z_ref[i * places..(i + 1) * places].to_vec();
                     forbid(&mut z_ref, &self.banned, &row.text, self.config.no_repeat_ngram, &self.heads);
@@ -334,14 +333,14 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
                     let candidates: Vec<f32> = candidates.collect();
                     row.chooser.decide(z, RefLogits::Candidates(&candidates), uniform)
                 }
-                RefStep::Some { .. } => row.chooser.decide(z, RefLogits::None, uniform),
+                RefStep::NotNow | RefStep::Some { .. } => row.chooser.decide(z, RefLogits::None, uniform),
             };
             choices.push(choice.map_err(|e| self.heads.located(e, at, number))?);
         }
         Ok(choices)
     }
 
-    fn record(&mut self, z_policy: &Tensor, reference: &RefStep, choices: Vec<Choice>) -> Result<Vec<Token>> {
+    fn record(&mut self, z_policy: &Tensor, reference: &RefStep, choices: &[Choice]) -> Result<Vec<Token>> {
         let chosen: Vec<i64> = choices.iter().map(|c| c.token.into()).collect();
         let chosen = Tensor::f_from_slice(&chosen)?.f_view([-1, 1])?;
         let score = |logits: &Tensor, normalizers: &[f64]| -> Result<Vec<f64>> {
@@ -358,7 +357,7 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
         };
         let context = self.pair.context();
         let mut tokens = Vec::with_capacity(choices.len());
-        for (i, (&number, choice)) in self.alive.iter().zip(&choices).enumerate() {
+        for (i, (&number, choice)) in self.alive.iter().zip(choices).enumerate() {
             let row = &mut self.rows[number];
             let (id, top) = (self.heads.id(choice.token), self.heads.id(choice.top));
             if self.config.trace {
