@@ -126,11 +126,15 @@ pub(crate) struct Benchmark<'a> {
 }
 
 impl<'a> Benchmark<'a> {
-    /// Sets libtorch up and builds the programs.
-    pub(crate) fn build(places: &'a Places) -> Result<Self> {
+    /// Sets libtorch up and builds the programs; with the Rust peers, if those are to be measured.
+    pub(crate) fn build(places: &'a Places, peers: bool) -> Result<Self> {
         let libtorch = setup::ensure(places)?;
         let what = "the benchmark (release; the first time takes minutes)";
-        let programs = cargo::build(places, what, &["--release", "--package=benches", "--bins"])?;
+        let mut options = vec!["--release", "--package=benches", "--bins"];
+        if peers {
+            options.push("--features=benches/candle");
+        }
+        let programs = cargo::build(places, what, &options)?;
         let program = |name: &str| {
             programs.get(name).cloned().with_context(|| format!("the package benches has no program named {name}"))
         };
@@ -229,7 +233,7 @@ pub(crate) fn data_needed(experiments: &[Experiment], names: &[String]) -> Vec<S
 
 /// `cargo xtask bench`.
 pub(crate) fn bench(places: &Places, args: &BenchArgs) -> Result<ExitCode> {
-    let benchmark = Benchmark::build(places)?;
+    let benchmark = Benchmark::build(places, args.peers)?;
     if args.list {
         benchmark.list()?;
         return Ok(ExitCode::SUCCESS);
@@ -351,7 +355,7 @@ fn show_report(
 /// `cargo xtask report`.
 pub(crate) fn report(places: &Places, args: &ReportArgs) -> Result<()> {
     let runs = chosen_runs(places, &args.runs)?;
-    let benchmark = Benchmark::build(places)?;
+    let benchmark = Benchmark::build(places, false)?;
     show_report(places, &benchmark, &runs, args.snapshot, args.open)
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn run(places: &Places, only: Option<&str>, out: Option<&Path>) -> Re
         None => places.root.join("dist"),
     };
     may_replace(&out)?;
-    let benchmark = Benchmark::build(places)?;
+    let benchmark = Benchmark::build(places, false)?;
     let experiments = benchmark.experiments()?;
     let sets = sets_for(&experiments, only)?;
     data::fetch_if_possible(places, Some(&sets))?;

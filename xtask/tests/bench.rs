@@ -241,6 +241,8 @@ fn the_peers_environment_is_made_once_for_a_list_and_a_half_made_one_is_made_aga
     checkout.good(&["bench", "plain", "--peers"]);
     assert_eq!(installs(), 1);
     says(&checkout.read("bench-log"), &["run plain --peer-python ", "/bin/python LD="]);
+    // The peers in Rust are compiled in.
+    says(&checkout.read("cargo-log"), &["--package=benches --bins --features=benches/candle"]);
 
     // Another list is another environment; one without its stamp was interrupted.
     checkout.write("root/benches/peers/requirements.txt", "torch==2.11.0\nnumpy\n");

@@ -8,6 +8,7 @@ mod peers;
 mod robust;
 mod sentiment;
 mod trees;
+mod yardstick;
 
 use crate::experiment::Experiment;
 
@@ -20,5 +21,6 @@ pub fn experiments() -> Vec<Experiment> {
         frontier::experiment(),
         robust::experiment(),
         peers::experiment(),
+        yardstick::experiment(),
     ]
 }
