@@ -3,7 +3,7 @@
 //! A rule runs in two halves, so that the reference is asked for as little as it needs: [`Chooser::candidates`] looks at the
 //! policy's logits, [`Chooser::decide`] at the reference's, of all tokens or of the candidates only. [`choose`] does both.
 //!
-//! Every score is of the form s·z_d + t·A, with A relative to the policy's favourite and clipped (see [`crate::select`]): for
+//! Every score is of the form s·z_d + t·A, with A relative to the policy's favourite and clipped (see [`mod@crate::select`]): for
 //! extrapolation ℓ_r + γ(ℓ_d − ℓ_r) = ℓ_d + (γ − 1)A. Constants in v change neither arg-max nor softmax.
 
 use crate::config::{Needs, Rule};

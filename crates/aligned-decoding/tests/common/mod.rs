@@ -36,6 +36,6 @@ pub(crate) fn adapter(config: &ModelConfig, layers: Layers, seed: u64) -> Adapte
 pub(crate) fn prompts(seed: u64, rows: usize, vocab: u64) -> Vec<Vec<u32>> {
     let number = |i: u64| Seed::new(seed).child("prompts").index(i).value();
     (0..rows as u64)
-        .map(|row| (0..1 + number(row) % 6).map(|i| (number(100 * (row + 1) + i) % vocab) as u32).collect())
+        .map(|row| (0..=number(row) % 6).map(|i| (number(100 * (row + 1) + i) % vocab) as u32).collect())
         .collect()
 }
