@@ -14,6 +14,8 @@ pub(crate) fn tiny() -> ModelConfig {
 
 /// In f64, so that ties and rounding don't decide.
 pub(crate) fn model(config: &ModelConfig, seed: u64) -> Model {
+    // Tests run side by side, and threads of libtorch wait by spinning.
+    aligned_decoding::tensor::tch::set_num_threads(1);
     Model::random(config, Seed::new(seed), Kind::Double, Device::Cpu).unwrap()
 }
 
