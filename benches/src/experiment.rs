@@ -93,6 +93,7 @@ pub fn all() -> Vec<Experiment> {
     let mut all = experiments::sam_opt::experiments();
     all.extend(experiments::lm::experiments());
     all.extend(experiments::steering_ot::experiments());
+    all.extend(experiments::aligned_decoding::experiments());
     all
 }
 

@@ -28,7 +28,7 @@ struct Row {
 }
 
 /// The methods that exist.
-const ROWS: [Row; 7] = [
+const ROWS: [Row; 9] = [
     Row {
         method: "DA-SAM",
         krate: "sam-opt",
@@ -52,6 +52,22 @@ const ROWS: [Row; 7] = [
         page: "s-adam.md",
         evidence: ("noisy-batches", "noisy-batches-best-rates"),
         provenance: "ICML 2026, official code",
+    },
+    Row {
+        method: "CHaRS",
+        krate: "steering-ot",
+        purpose: "steer a language model's text by moving activations, cluster by cluster",
+        page: "chars.md",
+        evidence: ("steer-transport", "ours-within"),
+        provenance: "ICML 2026, official code; the default setting is ours",
+    },
+    Row {
+        method: "AAD",
+        krate: "aligned-decoding",
+        purpose: "get more out of a model trained on preferences, by decoding against its reference",
+        page: "aad.md",
+        evidence: ("aad-sentiment", "aad-dpo"),
+        provenance: "ICML 2026; the cheap exact form is derived here",
     },
     Row {
         method: "SAM",

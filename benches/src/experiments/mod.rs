@@ -1,5 +1,6 @@
 //! The experiments, one module a crate.
 
+pub mod aligned_decoding;
 pub mod lm;
 pub mod sam_opt;
 mod sentiment;

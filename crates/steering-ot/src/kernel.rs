@@ -24,10 +24,10 @@ const ON_STACK: usize = 64;
 /// The gate's width is at least this times the largest squared distance: at a centroid the lower median can be 0.
 pub(crate) const LEAST_WIDTH: f64 = 1e-12;
 
-/// How wide the gates are.
+/// The width `w` of the gates `k_i = exp(−d_i²/w)`, with the bandwidth in it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Width {
-    /// This times the lower median of the squared distances.
+pub enum Width {
+    /// This times the lower median of an input's squared distances, and at least 1e-12 times the largest of them.
     Median(f64),
     /// This.
     Fixed(f64),
@@ -215,6 +215,17 @@ pub(crate) fn soft_f64(g: &mut [f64], log_mass: &[f64], width: Width) {
     }
 }
 
+/// `‖x − y‖²` of two rows of the same length: in f32 by direct difference, in f64 where that leaves the comfortable range.
+pub(crate) fn row_distance(x: &[f32], y: &[f32]) -> f64 {
+    let fast = match Path::best() {
+        Path::Plain => squared_distance(x, y),
+        // SAFETY: `Wide` is only made where AVX2 and FMA were detected.
+        #[cfg(target_arch = "x86_64")]
+        Path::Wide => unsafe { squared_distance_wide(x, y) },
+    };
+    if COMFORTABLE.contains(&fast) { f64::from(fast) } else { crate::data::squared_distance(x, y) }
+}
+
 fn extremes<F: PartialOrd + Copy>(values: impl Iterator<Item = F>) -> (F, F) {
     let mut all = values.peekable();
     // Every mixture has at least one cluster: checked when it is built.
@@ -383,6 +394,16 @@ mod tests {
         bad[900 * 200] = f32::INFINITY;
         let (mut gates, mut out) = (vec![0.0; 8000], vec![0.0; bad.len()]);
         assert_eq!(mixture.apply(&bad, 0.0, 1.0, &mut gates, &mut out), Err(611));
+    }
+
+    #[test]
+    fn distances_of_rows_are_those_in_f64() {
+        for (d, scale) in [(1, 1.0), (100, 1.0), (100, 1e30), (100, 1e-30), (5, 0.0)] {
+            let draw = |seed| -> Vec<f32> { Seed::new(seed).normal(d).into_iter().map(|v| v * scale).collect() };
+            let (x, y) = (draw(8), draw(9));
+            let want = crate::data::squared_distance(&x, &y);
+            assert!((row_distance(&x, &y) - want).abs() <= 1e-6 * want);
+        }
     }
 
     #[test]

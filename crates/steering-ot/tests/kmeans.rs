@@ -36,7 +36,7 @@ proptest! {
         for cluster in 0..k {
             let rows: Vec<usize> = (0..n).filter(|&i| c.labels[i] == cluster).collect();
             prop_assert_eq!(rows.len(), c.counts[cluster]);
-            prop_assert!(largest_difference(&mean(x.select(Axis(0), &rows).view()), &c.centroids.row(cluster)) < 1e-12);
+            prop_assert!(largest_difference(&mean(x.select(Axis(0), &rows).view()), c.centroids.row(cluster)) < 1e-12);
         }
     }
 }

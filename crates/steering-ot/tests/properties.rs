@@ -22,8 +22,8 @@ fn config(k: usize) -> CharsConfig {
 /// A map over random centroids and a random plan.
 fn random_map(k_a: usize, k_b: usize, d: usize, seed: u64, config: CharsConfig) -> CharsMap {
     let a = noise(k_a, d, seed).mapv(f64::from) * 2.0;
-    let b = noise(k_b, d, seed ^ 77).mapv(f64::from) * 2.0;
-    let weights = noise(k_a, k_b, seed ^ 78).mapv(|v| f64::from(v).exp());
+    let b = noise(k_b, d, seed ^ 0x77).mapv(f64::from) * 2.0;
+    let weights = noise(k_a, k_b, seed ^ 0x78).mapv(|v| f64::from(v).exp());
     CharsMap::from_parts(config, a, b, &weights / weights.sum(), Extra::default()).unwrap()
 }
 
@@ -41,7 +41,7 @@ fn one_cluster_is_the_difference_in_means_with_every_kernel() {
         assert_eq!(map.plan(), &array![[1.0]]);
         let shift = map.shift_exact(source.mapv(f64::from).view()).unwrap();
         for row in shift.rows() {
-            assert!(largest_difference(&row, &difference) < 1e-12);
+            assert!(largest_difference(row, &difference) < 1e-12);
         }
         let fast = map.shift(source.view()).unwrap();
         for row in fast.rows() {
@@ -81,7 +81,7 @@ fn wide_gates_and_no_components_give_the_difference_in_means() {
         for config in [wide, none] {
             let map = CharsMap::fit(source.view(), target.view(), &config).unwrap();
             for row in map.shift_exact(x.view()).unwrap().rows() {
-                assert!(largest_difference(&row, &difference) < 1e-9);
+                assert!(largest_difference(row, &difference) < 1e-9);
             }
         }
     }
@@ -95,7 +95,7 @@ fn narrow_gates_give_the_shift_of_the_nearest_cluster() {
         for (row, shift) in x.rows().into_iter().zip(map.shift(x.view()).unwrap().rows()) {
             let distance = |i: usize| norm(&(row.mapv(f64::from) - map.source_centroids().row(i)));
             let nearest = (0..6).min_by(|&i, &j| distance(i).total_cmp(&distance(j))).unwrap();
-            assert!(largest_difference(&shift.mapv(f64::from), &map.shifts().row(nearest)) < 1e-5);
+            assert!(largest_difference(&shift.mapv(f64::from), map.shifts().row(nearest)) < 1e-5);
         }
     }
 }
@@ -109,7 +109,7 @@ fn much_regularisation_gives_the_independent_plan_and_little_the_exact_one() {
     assert!(largest_difference(diffuse.plan(), &independent) < 1e-8);
     let toward = mean(target.view());
     for (m, a) in diffuse.shifts().rows().into_iter().zip(diffuse.source_centroids().rows()) {
-        assert!(largest_difference(&m, &(&toward - &a)) < 1e-6);
+        assert!(largest_difference(m, &(&toward - &a)) < 1e-6);
     }
     assert!(diffuse.diagnostics().warnings.iter().any(|w| matches!(w, Warning::NearIndependentPlan { .. })));
     let (sharp, exact) = (fit(Epsilon::ScaledMedian(1e-3)), fit(Epsilon::Exact));
@@ -148,7 +148,7 @@ proptest! {
         let x = noise(9, d, seed ^ 6).mapv(f64::from) * 5.0;
         let gates = map.gates(x.mapv(|v| v as f32).view()).unwrap();
         for (shift, gates) in map.shift_exact(x.view()).unwrap().rows().into_iter().zip(gates.rows()) {
-            prop_assert!(norm(&shift) <= longest * (1.0 + 1e-12));
+            prop_assert!(norm(shift) <= longest * (1.0 + 1e-12));
             prop_assert!((gates.sum() - 1.0).abs() < 1e-5 && gates.iter().all(|g| *g >= 0.0));
         }
     }
@@ -202,9 +202,9 @@ proptest! {
             let map = CharsMap::from_parts(map.config().clone(), a, b, map.plan().clone(), Extra::default()).unwrap();
             map.shift_exact(f(&x).view()).unwrap()
         };
-        let t = noise(1, d, seed ^ 10).row(0).mapv(f64::from) * 10.0;
+        let t = noise(1, d, seed ^ 0x10).row(0).mapv(f64::from) * 10.0;
         prop_assert!(largest_difference(&with(&|x| x + &t), &shift) < 1e-10);
-        let q = DMatrix::from_fn(d, d, |i, j| f64::from(noise(d, d, seed ^ 11)[(i, j)])).qr().q();
+        let q = DMatrix::from_fn(d, d, |i, j| f64::from(noise(d, d, seed ^ 0x11)[(i, j)])).qr().q();
         let q = Array2::from_shape_fn((d, d), |at| q[at]);
         prop_assert!(largest_difference(&with(&|x| x.dot(&q)), &shift.dot(&q)) < 1e-10);
         prop_assert!(largest_difference(&with(&|x| x * scale), &(&shift * scale)) < 1e-10 * scale.max(1.0));
@@ -213,7 +213,7 @@ proptest! {
     #[test]
     fn names_of_clusters_and_splits_of_a_cluster_change_nothing(seed in 0u64..1_000_000, share in 0.1f64..0.9) {
         let map = random_map(4, 3, 6, seed, CharsConfig { kernel: Kernel::FixedSigma(2.0), ..config(1) });
-        let x = noise(6, 6, seed ^ 12).mapv(f64::from) * 2.0;
+        let x = noise(6, 6, seed ^ 0x12).mapv(f64::from) * 2.0;
         let shift = map.shift_exact(x.view()).unwrap();
         let (a, b, plan) = (map.source_centroids(), map.target_centroids(), map.plan());
         let built = |a, b, plan| {
@@ -237,8 +237,8 @@ proptest! {
     fn the_map_is_continuous_and_smooth_where_the_order_of_distances_stays(seed in 0u64..1_000_000) {
         let d = 5;
         let map = random_map(5, 5, d, seed, CharsConfig { bandwidth: 1.0, ..config(1) });
-        let x = noise(1, d, seed ^ 13).mapv(f64::from);
-        let direction = noise(1, d, seed ^ 14).mapv(f64::from);
+        let x = noise(1, d, seed ^ 0x13).mapv(f64::from);
+        let direction = noise(1, d, seed ^ 0x14).mapv(f64::from);
         let at = |t: f64| map.shift_exact((&x + &(&direction * t)).view()).unwrap();
         // Continuity everywhere: also where the median changes its cluster.
         let steps: Vec<Array2<f64>> = (0..=400).map(|i| at(f64::from(i) * 0.005 - 1.0)).collect();

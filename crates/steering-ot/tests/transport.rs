@@ -20,7 +20,7 @@ fn masses(n: usize, seed: u64) -> Array1<f64> {
 }
 
 fn costs(n: usize, m: usize, seed: u64) -> Array2<f64> {
-    let (a, b) = (noise(n, 3, seed).mapv(f64::from), noise(m, 3, seed ^ 99).mapv(f64::from));
+    let (a, b) = (noise(n, 3, seed).mapv(f64::from), noise(m, 3, seed ^ 0x99).mapv(f64::from));
     transport::cost(a.view(), b.view()).unwrap()
 }
 

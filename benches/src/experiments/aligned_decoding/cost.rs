@@ -133,12 +133,17 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
         (LORA, &lora, settings(Rule::GreedyDpo, lazy, tokens)),
         (SHARED, &lora, settings(Rule::Aad, lazy, tokens)),
     ];
-    let asked: Vec<Vec<u32>> = known.prompts.iter().step_by(known.prompts.len() / prompts).take(prompts).cloned().collect();
+    let asked: Vec<Vec<u32>> =
+        known.prompts.iter().step_by(known.prompts.len() / prompts).take(prompts).cloned().collect();
     let mut stats = Vec::new();
     let mut plain: Option<Vec<Vec<u32>>> = None;
     for (arm, pair, config) in &arms {
         let made = texts(pair, &asked, config)?;
-        stats.push((*arm, Stats::sum(made.iter().map(|text| &text.stats)), made.iter().map(|t| t.tokens.len()).sum::<usize>()));
+        stats.push((
+            *arm,
+            Stats::sum(made.iter().map(|text| &text.stats)),
+            made.iter().map(|t| t.tokens.len()).sum::<usize>(),
+        ));
         if [EAGER, HEAD, LAZY].contains(arm) {
             let made: Vec<Vec<u32>> = made.into_iter().map(|text| text.tokens).collect();
             let plain = plain.get_or_insert_with(|| made.clone());

@@ -6,11 +6,13 @@ use super::oracle::{Oracle, correlation};
 use crate::experiment::Context;
 use anyhow::{Context as _, Result, ensure};
 use datasets::vader_sentiment::{self, Rated};
+use lm::generate::left_pad;
+use lm::hooks::{Hooks, Site};
 use lm::lora::{Adapter, Layers, LoraConfig};
 use lm::model::{Model, Pass};
 use lm::train::{
-    Batch, DpoConfig, DpoLoss, DpoTrainer, Example, Layout, OptimizerConfig, Policy, PreferencePair, SftConfig, SftTrainer,
-    score_pairs,
+    Batch, DpoConfig, DpoLoss, DpoTrainer, Example, Layout, OptimizerConfig, Policy, PreferencePair, SftConfig,
+    SftTrainer, score_pairs,
 };
 use lm::{Lm, LoadOptions};
 use std::cell::RefCell;
@@ -75,6 +77,8 @@ pub(super) struct Trained {
 
 thread_local! {
     static KNOWN: RefCell<Vec<(Recipe, Rc<Trained>)>> = const { RefCell::new(Vec::new()) };
+    /// What enters the lowest adapted layer, by text: `[tokens, width]`. The layers below are never trained.
+    static TRUNK: RefCell<HashMap<Vec<u32>, Tensor>> = RefCell::new(HashMap::new());
     static MODEL: RefCell<Option<(tensor::tch::Device, Rc<Lm>)>> = const { RefCell::new(None) };
 }
 
@@ -243,7 +247,7 @@ pub(super) fn prefer(
 }
 
 /// A model with an adapter on its top layers, in training over some of its tokens only. What enters the lowest adapted layer is
-/// computed once a text; tokens that don't exist count for nothing.
+/// computed once a text and process; tokens that don't exist count for nothing.
 struct Restricted<'a> {
     model: &'a Model,
     adapter: &'a Adapter,
@@ -251,8 +255,6 @@ struct Restricted<'a> {
     ids: Tensor,
     /// Place of each token of the vocabulary among them, −1 for the others.
     places: Tensor,
-    /// What enters the layer, by text: `[tokens, width]`.
-    kept: HashMap<usize, (Vec<i64>, Tensor)>,
 }
 
 impl<'a> Restricted<'a> {
@@ -263,32 +265,46 @@ impl<'a> Restricted<'a> {
         }
         let ids: Vec<i64> = allowed.iter().map(|&id| id.into()).collect();
         let place = |values: &[i64]| Tensor::from_slice(values).to_device(model.device());
-        Ok(Self { model, adapter, ids: place(&ids), places: place(&places), kept: HashMap::new() })
+        Ok(Self { model, adapter, ids: place(&ids), places: place(&places) })
     }
 
     /// What enters the lowest adapted layer, `[batch, time, width]`, with zeros for padding.
-    fn entering(&mut self, batch: &Batch) -> lm::Result<Tensor> {
+    fn entering(&self, batch: &Batch) -> lm::Result<Tensor> {
         let layer = self.adapter.first_layer();
         let (rows, time) = (batch.ids.size()[0], batch.ids.size()[1]);
-        let width = self.model.config().width;
-        let out = Tensor::f_zeros([rows, time, width], (self.model.kind(), self.model.device()))?;
-        for (row, &text) in batch.texts.iter().enumerate() {
-            let row = row as i64;
+        let mut texts = Vec::with_capacity(rows as usize);
+        for row in 0..rows {
             let length = batch.real.f_get(row)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
-            let ids = batch.ids.f_get(row)?.f_narrow(0, time - length, length)?;
-            let tokens = Vec::<i64>::try_from(&ids)?;
-            if self.kept.get(&text).is_none_or(|(known, _)| *known != tokens) {
-                let _guard = no_grad_guard();
-                let mut hooks = lm::hooks::Hooks::new().stop_after(lm::hooks::Site::ResidPre(layer));
-                let ids = ids.f_to_device(self.model.device())?.f_unsqueeze(0)?;
-                let x = self.model.hidden(&ids, &mut Pass { hooks: Some(&mut hooks), ..Pass::default() })?;
-                self.kept.insert(text, (tokens, x.f_get(0)?));
-            }
-            if let Some((_, x)) = self.kept.get(&text) {
-                out.f_get(row)?.f_narrow(0, time - length, length)?.f_copy_(x)?;
-            }
+            let ids = Vec::<i64>::try_from(&batch.ids.f_get(row)?.f_narrow(0, time - length, length)?)?;
+            texts.push(ids.into_iter().map(|id| id as u32).collect::<Vec<u32>>());
         }
-        Ok(out)
+        TRUNK.with_borrow_mut(|kept| {
+            let mut missing: Vec<Vec<u32>> = texts.iter().filter(|text| !kept.contains_key(*text)).cloned().collect();
+            missing.sort_unstable();
+            missing.dedup();
+            if !missing.is_empty() {
+                let _guard = no_grad_guard();
+                let (ids, real) = left_pad(&missing, self.model.device())?;
+                let mut hooks = Hooks::new().stop_after(Site::ResidPre(layer));
+                let mut pass = Pass { real: real.as_ref(), hooks: Some(&mut hooks), ..Pass::default() };
+                let x = self.model.hidden(&ids, &mut pass)?;
+                for (row, text) in missing.into_iter().enumerate() {
+                    let (longest, length) = (x.size()[1], text.len() as i64);
+                    // A copy, so that the batch isn't kept for one of its texts.
+                    let own = x.f_get(row as i64)?.f_narrow(0, longest - length, length)?.f_detach_copy()?;
+                    kept.insert(text, own);
+                }
+            }
+            let width = self.model.config().width;
+            let out = Tensor::f_zeros([rows, time, width], (self.model.kind(), self.model.device()))?;
+            for (row, text) in texts.iter().enumerate() {
+                if let Some(x) = kept.get(text) {
+                    let length = text.len() as i64;
+                    out.f_get(row as i64)?.f_narrow(0, time - length, length)?.f_copy_(x)?;
+                }
+            }
+            Ok(out)
+        })
     }
 }
 

@@ -1,12 +1,12 @@
 //! AAD beside the naive loop in transformers, its kernel beside PyTorch, and a single model beside candle.
 
-use super::cost::{merged, timed_pair};
 use super::super::sentiment::DATA;
+use super::cost::{merged, timed_pair};
 use crate::experiment::{Body, Context, Experiment, Outcomes};
 use crate::peer::Peer;
 use crate::spec::{Arm, Claim, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use crate::timing::{Candidate, interleave, merge};
-use aligned_decoding::select::Selector;
+use aligned_decoding::select::{RATIO_CLIP, Selector};
 use aligned_decoding::{AadConfig, ModelPair, ReferenceMode, Rule, generate};
 use anyhow::{Context as _, Result, ensure};
 use std::cell::RefCell;
@@ -126,7 +126,7 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
     let kernel = move || {
         let start = Instant::now();
         for _ in 0..200 {
-            let _ = selector.select(&z_policy, |id| z_reference[id as usize], 0.1)?;
+            let _ = selector.select(&z_policy, |id| z_reference[id as usize], 0.1, RATIO_CLIP)?;
         }
         Ok(start.elapsed().as_secs_f64() / 200.0)
     };

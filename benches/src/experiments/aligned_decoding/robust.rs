@@ -9,7 +9,6 @@ use aligned_decoding::synth::{SynthConfig, build_pairs};
 use aligned_decoding::{ModelPair, Rule, generate};
 use anyhow::{Context as _, Result};
 use lm::lora::Adapter;
-use lm::train::PreferencePair;
 
 /// Key, words and recipe of a pair, from that of the full experiment.
 type Variant = (&'static str, &'static str, fn(&mut Recipe));
@@ -91,10 +90,8 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
         judge(key, &trained.dpo)?;
         if key == "pairs-10" {
             let pair = ModelPair::lora(&trained.lm.model, trained.dpo.view(), Some(trained.sft.view()))?;
-            let asked: Vec<Vec<u32>> = trained.asked.clone();
-            let decoding = settings(&trained, Rule::Aad, 0.1, tokens, seed);
-            let made = build_pairs(&pair, &asked, &SynthConfig { decoding, ..SynthConfig::default() })?;
-            let pairs: Vec<PreferencePair> = made.into_iter().collect();
+            let aad = settings(&trained, Rule::Aad, 0.1, tokens, seed);
+            let pairs = build_pairs(&pair, &trained.asked, &SynthConfig { aad, ..SynthConfig::default() })?;
             let model = &trained.lm.model;
             let (policy, _) = prefer(context, model, &trained.dpo, &trained.sft, &pairs, &trained.allowed, recipe)
                 .context("a round on synthetic pairs")?;

@@ -30,7 +30,14 @@ fn arms() -> Vec<(Arm, Rule, f64)> {
         arm("aad-0.3", "AAD, α = 0.3", Role::Method, "", Rule::Aad, 0.3),
         arm("eft", "EFT, γ = 2", Role::Baseline, "arg-max", Rule::Eft { gamma: 2.0, temperature: 0.0 }, 0.1),
         arm("sample", "Sampled DPO", Role::Baseline, "temperature 1", SAMPLE, 0.1),
-        arm("best", "Best of 2", Role::Baseline, "of two samples, picked by the judge itself: an advantage", SAMPLE, 0.1),
+        arm(
+            "best",
+            "Best of 2",
+            Role::Baseline,
+            "of two samples, picked by the judge itself: an advantage",
+            SAMPLE,
+            0.1,
+        ),
     ]
 }
 

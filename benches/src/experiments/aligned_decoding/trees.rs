@@ -69,7 +69,12 @@ pub(super) fn experiment() -> Experiment {
                 better("weak", "AAD gets more reward than greedy DPO where β is large (4).", "b4", ("aad-0.1", "dpo")),
                 better("noisy", "So it does with a noisy preference signal.", "b4-noisy", ("aad-0.1", "dpo")),
                 better("strong", "So it does where β is small (0.5).", "b0.5", ("aad-0.1", "dpo")),
-                better("best-of-2", "AAD gets more reward than the best of 2 draws at β = 1.", "b1", ("aad-0.1", "best-2")),
+                better(
+                    "best-of-2",
+                    "AAD gets more reward than the best of 2 draws at β = 1.",
+                    "b1",
+                    ("aad-0.1", "best-2"),
+                ),
                 better("eft", "AAD gets more reward than EFT with γ = 2 at β = 1.", "b1", ("aad-0.1", "eft-2")),
             ],
             curves: vec![],

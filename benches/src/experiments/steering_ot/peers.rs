@@ -11,7 +11,7 @@ use std::time::Instant;
 use steering_ot::chars::{CharsMap, Extra, principal};
 use steering_ot::config::{CharsConfig, KMeansConfig};
 use steering_ot::transport::{self, SinkhornConfig};
-use steering_ot::{Steer, kmeans, tensors};
+use steering_ot::{kmeans, tensors};
 use tensor::tch::{Kind as Element, Tensor};
 
 const SCRIPT: &str = include_str!("../../../peers/steering_ot.py");

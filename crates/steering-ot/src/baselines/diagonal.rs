@@ -1,6 +1,6 @@
 //! CHaRS whose clusters have diagonal covariances \[paper, ablation: it loses to equal covariances on small sets\].
 
-use crate::chars::{CharsMap, Clusters, Extra, FitReport, check_input, couple};
+use crate::chars::{CharsMap, Clusters, Extra, check_input, couple, fit_report};
 use crate::config::CharsConfig;
 use crate::data::{check_pair, mean, variance};
 use crate::kmeans::KMeans;
@@ -43,23 +43,16 @@ impl DiagonalChars {
             + transport::cost(source_sigma.view(), target_sigma.view())?;
         let (p, q) = (Array1::from(a.masses()), Array1::from(b.masses()));
         let coupled = couple(&cost, &p, &q, source.ncols(), config, None)?;
-        let report = FitReport {
-            epsilon: coupled.epsilon,
-            plan_mutual_information: transport::mutual_information(coupled.plan.view()),
-            transport_cost: transport::transport_cost(coupled.plan.view(), cost.view())?,
-            converged: coupled.converged,
-            iterations: coupled.iterations,
-            marginal_error: coupled.marginal_error,
-            ..FitReport::default()
-        };
+        let report = fit_report(source, target, &clusters, &cost, &coupled)?;
         let extra = Extra {
             report,
             source_counts: Some(a.counts.clone()),
             target_counts: Some(b.counts.clone()),
             bounds: None,
         };
-        let inner =
+        let mut inner =
             CharsMap::from_parts(config.clone(), a.centroids.clone(), b.centroids.clone(), coupled.plan, extra)?;
+        inner.see_gates(source)?;
         Self::new(inner, source_sigma, target_sigma)
     }
 

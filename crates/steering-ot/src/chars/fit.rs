@@ -130,20 +130,34 @@ pub(crate) fn fit_clustered(
     let mut map = CharsMap::from_parts(config.clone(), a.centroids.clone(), b.centroids.clone(), coupled.plan, extra)?;
     map.source_labels = Some(a.labels.clone());
     map.target_labels = Some(b.labels.clone());
-    map.extra.report.effective_clusters = effective_clusters(&map.gates(source)?);
+    map.see_gates(source)?;
     Ok(map)
 }
 
-/// `exp` of the mean entropy of rows of gates.
-pub(crate) fn effective_clusters(gates: &Array2<f32>) -> f64 {
-    let entropy = |row: ArrayView1<'_, f32>| -> f64 {
-        -row.iter().filter(|g| **g > 0.0).map(|&g| f64::from(g) * f64::from(g).ln()).sum::<f64>()
-    };
-    let total: f64 = gates.rows().into_iter().map(entropy).sum();
-    (total / gates.nrows().max(1) as f64).exp()
+impl CharsMap {
+    /// `exp` of the mean entropy of the gates over rows `x` (`[M, D]`): 1 = each input follows one cluster, K = none does.
+    ///
+    /// # Errors
+    /// As [`gates`](Self::gates); [`Error::EmptySet`] without rows.
+    pub fn effective_clusters(&self, x: ArrayView2<'_, f32>) -> Result<f64> {
+        if x.nrows() == 0 {
+            return Err(Error::EmptySet { side: "x" });
+        }
+        let entropy = |row: ArrayView1<'_, f32>| -> f64 {
+            -row.iter().filter(|g| **g > 0.0).map(|&g| f64::from(g) * f64::from(g).ln()).sum::<f64>()
+        };
+        let total: f64 = self.gates(x)?.rows().into_iter().map(entropy).sum();
+        Ok((total / x.nrows() as f64).exp())
+    }
+
+    /// Puts what the gates do on the source set into the report.
+    pub(crate) fn see_gates(&mut self, source: ArrayView2<'_, f32>) -> Result<()> {
+        self.extra.report.effective_clusters = self.effective_clusters(source)?;
+        Ok(())
+    }
 }
 
-fn report(
+pub(crate) fn report(
     source: ArrayView2<'_, f32>,
     target: ArrayView2<'_, f32>,
     clusters: &Clusters,

@@ -6,7 +6,8 @@ mod pct;
 mod reference;
 mod report;
 
-pub(crate) use fit::{Clusters, couple, fit_clustered};
+pub use crate::kernel::Width as GateWidth;
+pub(crate) use fit::{Clusters, couple, fit_clustered, report as fit_report};
 pub use pct::{Principal, principal};
 pub use report::{FitReport, SideReport, Warning};
 
@@ -188,12 +189,6 @@ impl CharsMap {
         })
     }
 
-    /// How wide the gates are.
-    #[cfg(feature = "torch")]
-    pub(crate) fn kernel_width(&self) -> crate::kernel::Width {
-        self.mixture.width
-    }
-
     /// The configuration of the fit, with what [`Epsilon::Auto`](crate::Epsilon::Auto) chose in its place.
     pub fn config(&self) -> &CharsConfig {
         &self.config
@@ -252,6 +247,12 @@ impl CharsMap {
     /// In which directions the shifts between clusters differ, and how much: eigenvectors of `Σ_tot` (before thresholding).
     pub fn principal(&self) -> Principal {
         principal(self.source_centroids.view(), self.target_centroids.view(), self.plan.view())
+    }
+
+    /// How wide the gates are; with [`source_centroids`](Self::source_centroids), [`p`](Self::p) and
+    /// [`shifts`](Self::shifts) all that the map needs.
+    pub fn gate_width(&self) -> GateWidth {
+        self.mixture.width
     }
 
     /// What was seen at the fit.

@@ -67,14 +67,16 @@ pub fn principal(source: ArrayView2<'_, f64>, target: ArrayView2<'_, f64>, plan:
     let largest = eigen.eigenvalues[order[0]];
     // The Laplacian has the constant vector in its kernel and the rows of A and of B are centred: two dimensions are lost.
     let most = n.saturating_sub(2).min(d);
+    // All at once: Yᵀ e for each eigenvector e of the small matrix.
+    let candidates = Array2::from_shape_fn((most, n), |(r, c)| eigen.eigenvectors[(c, order[r])]).dot(&y);
     let mut values = Vec::new();
     let mut vectors = Array2::zeros((0, d));
-    for &i in order.iter().take(most) {
+    for (&i, candidate) in order.iter().zip(candidates.rows()) {
         let value = eigen.eigenvalues[i];
         if !(value > NOTHING * largest && value > 0.0) {
             break;
         }
-        let mut u = y.t().dot(&ndarray::Array1::from_iter(eigen.eigenvectors.column(i).iter().copied()));
+        let mut u = candidate.to_owned();
         // Small eigenvalues leave directions that lean toward the large ones; taken out twice, they don't.
         for _ in 0..2 {
             let along = vectors.dot(&u);

@@ -16,7 +16,7 @@ impl CharsMap {
         let mut out = Array2::zeros(x.raw_dim());
         for (x, mut out) in x.rows().into_iter().zip(out.rows_mut()) {
             let distances = self.distances(x);
-            let width = self.gate_width(&distances);
+            let width = self.width_at(&distances);
             let nearest = distances.iter().copied().fold(f64::INFINITY, f64::min);
             // Taking the nearest distance off multiplies numerator and denominator alike; clusters without mass get 0.
             let mut kernel = vec![0.0; self.p.len()];
@@ -73,7 +73,7 @@ impl CharsMap {
         self.active.iter().map(distance).collect()
     }
 
-    fn gate_width(&self, distances: &[f64]) -> f64 {
+    fn width_at(&self, distances: &[f64]) -> f64 {
         match self.mixture.width {
             Width::Fixed(width) => width,
             Width::Median(h) => {

@@ -11,7 +11,7 @@ mod start;
 pub use plain::from_start_plain;
 
 use crate::config::KMeansConfig;
-use crate::data::{check, standard};
+use crate::data::{check, squared_distance_to, standard};
 use crate::{Error, Result};
 use ndarray::{Array2, ArrayView2};
 use tensor::Seed;
@@ -174,7 +174,8 @@ fn finish(
         .into_iter()
         .zip(&labels)
         .map(|(row, &label)| {
-            row.iter().zip(centroids.row(label)).map(|(v, c)| (f64::from(*v) - c).powi(2)).sum::<f64>()
+            // Rows of both lie one after the other: x is in standard layout, and so are means.
+            squared_distance_to(row.as_slice().unwrap_or_default(), centroids.row(label).as_slice().unwrap_or_default())
         })
         .sum();
     KMeans { centroids, labels, counts, inertia, iterations, converged, requested }

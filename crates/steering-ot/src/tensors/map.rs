@@ -1,7 +1,8 @@
 //! A CHaRS map as tensors.
 
 use crate::chars::CharsMap;
-use crate::kernel::{LEAST_WIDTH, Width};
+use crate::chars::GateWidth;
+use crate::kernel::LEAST_WIDTH;
 use crate::{Error, Result};
 use ndarray::Axis;
 use tensor::interop;
@@ -21,7 +22,7 @@ pub struct TorchMap {
     log_masses: Tensor,
     /// m_i, `[k, width]`.
     shifts: Tensor,
-    width: Width,
+    width: GateWidth,
 }
 
 impl TorchMap {
@@ -50,7 +51,7 @@ impl TorchMap {
             centroids: tensor(centered.view().into_dyn())?,
             log_masses: tensor(log_masses.view().into_dyn())?,
             shifts: tensor(map.shifts().select(Axis(0), &active).view().into_dyn())?,
-            width: map.kernel_width(),
+            width: map.gate_width(),
         })
     }
 
@@ -75,14 +76,14 @@ impl TorchMap {
         let norms = squares(&self.centroids, x.kind())?.f_squeeze_dim(-1)?; // (k)
         let distances = squares(&x, x.kind())?.f_sub(&products.f_mul_scalar(2.0)?)?.f_add(&norms)?.f_clamp_min(0.0)?; // (…, k)
         let scale = match self.width {
-            Width::Median(bandwidth) => {
+            GateWidth::Median(bandwidth) => {
                 // Lower median, guarded as in the kernel on slices.
                 let k = distances.size().last().copied().unwrap_or(1);
                 let median = distances.f_kthvalue((k + 1) / 2, -1, true)?.0;
                 let least = distances.f_amax([-1i64].as_slice(), true)?.f_mul_scalar(LEAST_WIDTH)?;
                 median.f_maximum(&least)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?.f_mul_scalar(bandwidth)?
             }
-            Width::Fixed(width) => Tensor::f_full([1], width, (x.kind(), x.device()))?,
+            GateWidth::Fixed(width) => Tensor::f_full([1], width, (x.kind(), x.device()))?,
         };
         let scores = self.log_masses.f_sub(&distances.f_div(&scale)?)?;
         Ok(scores.f_softmax(-1, x.kind())?)
