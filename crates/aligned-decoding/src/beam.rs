@@ -5,7 +5,7 @@ use crate::config::{AadConfig, ReferenceMode, StopReason};
 use crate::engine::{Engine, Heads, normalizers, values};
 use crate::pair::ModelPair;
 use crate::rules::repeating;
-use crate::select::{advantages, best, plausible};
+use crate::select::{advantages, best_advantage, plausible};
 use crate::{Error, Result};
 use lm::model::CausalLm;
 use serde::{Deserialize, Serialize};
@@ -161,5 +161,5 @@ fn ways_on(z: &[f32], z_ref: &[f32], config: &AadConfig, search: &BeamConfig) ->
     if entropy > search.min_entropy {
         return Ok((0..candidates.len()).map(way).collect());
     }
-    Ok(vec![way(best(&candidates, |i| gains[i]))])
+    Ok(vec![way(best_advantage(&candidates, &gains))])
 }

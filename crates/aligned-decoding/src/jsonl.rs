@@ -31,7 +31,7 @@ pub fn write<T: Serialize>(path: &Path, values: &[T]) -> Result<()> {
     out.flush().map_err(io)
 }
 
-/// Reads what [`write`] has written; empty lines are passed over.
+/// Reads what [`write()`] has written; empty lines are passed over.
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::Line`] with the number of the first line that isn't such a value.

@@ -3,7 +3,7 @@
 //! # Map
 //!
 //! Without libtorch (no feature):
-//! - [`select`]: the kernel on raw logits; [`rules`]: all rules; [`config`]: settings, [`Rule`], [`AadConfig`]
+//! - [`mod@select`]: the kernel on raw logits; [`rules`]: all rules; [`config`]: settings, [`Rule`], [`AadConfig`]
 //! - [`tree`]: texts so short that the optimal policy is known exactly
 //! - [`guard`]: guards against over-optimization, α for a budget
 //! - [`jsonl`]: files with a value a line

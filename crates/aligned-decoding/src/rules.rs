@@ -3,11 +3,11 @@
 //! A rule runs in two halves, so that the reference is asked for as little as it needs: [`Chooser::candidates`] looks at the
 //! policy's logits, [`Chooser::decide`] at the reference's, of all tokens or of the candidates only. [`choose`] does both.
 //!
-//! Every score is of the form s·z_d + t·A, with A relative to the policy's favourite and clipped (see [`crate::select`]): for
+//! Every score is of the form s·z_d + t·A, with A relative to the policy's favourite and clipped (see [`mod@crate::select`]): for
 //! extrapolation ℓ_r + γ(ℓ_d − ℓ_r) = ℓ_d + (γ − 1)A. Constants in v change neither arg-max nor softmax.
 
 use crate::config::{Needs, Rule};
-use crate::select::{Candidate, Choice, Selector, advantages, best, plausible, same_length};
+use crate::select::{Candidate, Choice, Selector, advantages, best, best_advantage, plausible, same_length};
 use crate::{Error, Result, error::Side};
 
 /// Logits of the reference.
@@ -123,7 +123,7 @@ impl Chooser {
         let at = match self.rule {
             Rule::AadSample { tau } => draw(candidates, |i| gains[i], tau, uniform, &mut self.weights),
             Rule::AadMix { w } => best(candidates, |i| w * gains[i] + (1.0 - w) * f64::from(candidates[i].z)),
-            _ => best(candidates, |i| gains[i]),
+            _ => best_advantage(candidates, gains),
         };
         let favourite = candidates.iter().position(|c| c.id == self.top.id).map_or(0.0, |i| gains[i]);
         let gain = gains[at] - favourite;

@@ -5,7 +5,7 @@
 //! the paper writes it, and a test says that both agree.
 //!
 //! Numbers: logits come as f32 (convert bf16 and f16 first), differences are taken in f64, where they are exact or nearly so.
-//! −∞ in z_d forbids a token. Of equal advantages the higher z_d wins, then the lower id (the paper is silent).
+//! −∞ in z_d forbids a token. Of equal advantages (up to [`TIE`]) the higher z_d wins, then the lower id (the paper is silent).
 //! −∞ in z_r under a finite z_d would be an infinite advantage: it counts as `ratio_clip` nats above the policy's own
 //! favourite, as does every larger one, and is counted. NaN and +∞ are errors.
 
@@ -167,6 +167,22 @@ pub(crate) fn advantages(
     Ok(clipped)
 }
 
+/// Advantages that differ by less than this, in nats, are equal: it is above the rounding of f32 logits that come from passes of other
+/// shapes, so that two equal models decode greedily however they are run \[ours\].
+pub const TIE: f64 = 1e-4;
+
+/// The place with the highest advantage, up to [`TIE`]; of equal ones the higher z_d, then the lower id.
+pub(crate) fn best_advantage(candidates: &[Candidate], gains: &[f64]) -> usize {
+    let floor = gains.iter().copied().fold(f64::NEG_INFINITY, f64::max) - TIE;
+    let mut best: Option<usize> = None;
+    for (i, candidate) in candidates.iter().enumerate() {
+        if gains[i] >= floor && best.is_none_or(|b| candidate.z > candidates[b].z) {
+            best = Some(i);
+        }
+    }
+    best.unwrap_or(0)
+}
+
 /// The place with the highest score; of equal ones the higher z_d, then the lower id. Candidates come by rising id.
 pub(crate) fn best(candidates: &[Candidate], scores: impl Fn(usize) -> f64) -> usize {
     let mut best = 0;
@@ -212,7 +228,7 @@ impl Selector {
         let top = plausible(z_policy, alpha, &mut self.candidates)?;
         let Self { candidates, advantages: gains } = self;
         let clipped = advantages(candidates, |i| z_ref(candidates[i].id), ratio_clip, gains)?;
-        let chosen = best(candidates, |i| gains[i]);
+        let chosen = best_advantage(candidates, gains);
         let favourite = candidates.iter().position(|c| c.id == top.id).map_or(0.0, |i| gains[i]);
         Ok(Choice {
             token: candidates[chosen].id,
@@ -279,12 +295,14 @@ pub fn select_by_log_softmax(z_policy: &[f32], z_ref: &[f32], alpha: f64) -> Res
     let allowed: Vec<usize> =
         (0..policy.len()).filter(|&v| policy[v] > f64::NEG_INFINITY && policy[v] >= max + alpha.ln()).collect();
     let advantage = |v: usize| (policy[v] - reference[v]).min(policy[top] - reference[top] + RATIO_CLIP);
-    let mut chosen = allowed[0];
-    for &v in &allowed[1..] {
-        if advantage(v) > advantage(chosen) || (advantage(v) == advantage(chosen) && policy[v] > policy[chosen]) {
-            chosen = v;
+    let floor = allowed.iter().map(|&v| advantage(v)).fold(f64::NEG_INFINITY, f64::max) - TIE;
+    let mut chosen = None::<usize>;
+    for &v in allowed.iter().filter(|v| advantage(**v) >= floor) {
+        if chosen.is_none_or(|old| policy[v] > policy[old]) {
+            chosen = Some(v);
         }
     }
+    let chosen = chosen.unwrap_or(top);
     let clipped = allowed.iter().filter(|v| reference[**v] == f64::NEG_INFINITY).count();
     let gain = advantage(chosen) - advantage(top);
     Ok(Choice { token: chosen as u32, top: top as u32, candidates: allowed.len(), gain, clipped })

@@ -42,7 +42,7 @@ fn check<P: CausalLm, R: CausalLm>(pair: &ModelPair<P, R>, seed: u64) -> Vec<Sta
     let mut first: Option<Vec<Generation>> = None;
     for (i, reference) in MODES.into_iter().enumerate() {
         // Both with and without log-probabilities, but not all of both for every seed.
-        for scores in [true, false].into_iter().filter(|s| *s == ((seed as usize + i) % 2 == 0) || i == 0) {
+        for scores in [true, false].into_iter().filter(|s| *s == (seed as usize + i).is_multiple_of(2) || i == 0) {
             let config = AadConfig { reference, scores, check_pair: scores, ..config.clone() };
             let found = generate(pair, &prompts, &config).unwrap();
             assert_eq!(tokens(&found), expected, "seed {seed}, {reference:?}, scores {scores}");

@@ -2,16 +2,18 @@
 
 mod common;
 
+use aligned_decoding::config::ReferenceMode;
 use aligned_decoding::doctor::{self, examine};
 use aligned_decoding::pair::shared_tokens;
 use aligned_decoding::reward::implicit_reward;
+use aligned_decoding::tensor::Seed;
 use aligned_decoding::tensor::tch::{Device, Kind, Tensor, no_grad_guard};
 use aligned_decoding::{AadConfig, Error, ModelPair, Rule, View, generate};
 use common::{adapter, model, prompts, tiny};
 use lm::config::ModelConfig;
 use lm::generate::GenerateConfig;
 use lm::lora::{Adapter, Layers, LoraConfig};
-use lm::model::{CausalLm as _, Pass};
+use lm::model::{CausalLm as _, Model, Pass};
 use lm::tokenizer::Tokenizer;
 use lm::train::{Decoder, DpoConfig, DpoTrainer, Layout, PreferencePair, score_pairs};
 
@@ -45,6 +47,23 @@ fn an_adapter_that_changes_nothing_decodes_greedily_for_every_alpha() {
         for (found, expected) in generate(&pair, &prompts, &config).unwrap().iter().zip(&expected) {
             assert_eq!(&found.tokens, expected, "{rule:?} {alpha}");
             assert!(found.sum_advantage.unwrap().abs() < 1e-9);
+        }
+    }
+}
+
+#[test]
+fn equal_models_in_f32_decode_greedily_in_every_mode() {
+    // Passes of other shapes round otherwise: without a tolerance noise would decide.
+    let config = ModelConfig { width: 64, ffn: 96, vocab: 500, initializer_range: 0.1, ..tiny() };
+    let base = Model::random(&config, Seed::new(1), Kind::Float, Device::Cpu).unwrap();
+    let pair = ModelPair::models(&base, &base).unwrap();
+    let modes = [ReferenceMode::Eager, ReferenceMode::CandidateHead, ReferenceMode::Lazy { max_lag: 32 }];
+    for reference in modes {
+        for alpha in [0.5, 0.1, 0.01] {
+            let config = AadConfig { reference, alpha, max_new_tokens: 20, ..AadConfig::default() };
+            for g in generate(&pair, &prompts(3, 4, 24), &config).unwrap() {
+                assert_eq!(g.stats.departures, 0, "{reference:?}, α = {alpha}");
+            }
         }
     }
 }

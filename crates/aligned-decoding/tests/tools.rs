@@ -110,13 +110,13 @@ fn synthetic_pairs_prefer_what_aad_writes_and_drop_what_is_the_same() {
     let pairs = build_pairs(&pair, &prompts, &settings).unwrap();
     assert!(!pairs.is_empty());
     for p in &pairs {
-        let aad = generate(&pair, &[p.prompt.clone()], &config()).unwrap().remove(0);
+        let aad = generate(&pair, std::slice::from_ref(&p.prompt), &config()).unwrap().remove(0);
         assert_eq!(p.chosen, aad.tokens);
         assert_ne!(p.chosen, p.rejected);
     }
     let greedy = SynthConfig { rejected: Rejected::GreedyDpo, ..settings.clone() };
     for p in build_pairs(&pair, &prompts, &greedy).unwrap() {
-        let expected = generate(&pair, &[p.prompt.clone()], &config().with_rule(Rule::GreedyDpo)).unwrap();
+        let expected = generate(&pair, std::slice::from_ref(&p.prompt), &config().with_rule(Rule::GreedyDpo)).unwrap();
         assert_eq!(p.rejected, expected[0].tokens);
     }
     let same = ModelPair::models(&policy, &policy).unwrap();

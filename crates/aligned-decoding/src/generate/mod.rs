@@ -202,7 +202,7 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
             forbid(z, &self.banned, &row.text, self.config.no_repeat_ngram, &self.heads);
             row.chooser.candidates(z, row.alpha).map_err(|e| self.heads.located(e, row.tokens.len(), number))?;
         }
-        let reference = self.ask_reference(caught_up)?;
+        let reference = self.ask_reference(caught_up, &hidden.f_select(1, -1)?, &z_policy)?;
         let choices = self.decide(&z, &reference)?;
         self.record(&z_policy, &reference, &choices).map(Some)
     }
@@ -249,7 +249,7 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
     }
 
     /// Runs the reference if it must be run now, and the part of its head that is needed.
-    fn ask_reference(&mut self, before: Option<CaughtUp>) -> Result<RefStep> {
+    fn ask_reference(&mut self, before: Option<CaughtUp>, ours: &Tensor, z_policy: &Tensor) -> Result<RefStep> {
         let eager = self.config.reference == ReferenceMode::Eager || self.config.guard.is_some();
         let needs = if self.config.guard.is_some() { Needs::All } else { self.config.rule.needs() };
         let wanted = needs != Needs::Policy && self.alive.iter().any(|&r| self.rows[r].chooser.needs_reference());
@@ -284,10 +284,13 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
         // Gathering rows of the head costs more than reading it once there are many.
         if union.len() * 4 >= self.heads.places() {
             let logits = self.heads.all(self.pair.reference(), &last)?;
-            return Ok(RefStep::Some { z: values(&logits)?, places: (0..self.heads.places() as u32).collect() });
+            let places = (0..self.heads.places() as u32).collect();
+            return Ok(RefStep::Some { beyond: values(&logits.f_sub(z_policy)?)?, places });
         }
-        let z = values(&self.heads.some(self.pair.reference(), &last, &union)?)?;
-        Ok(RefStep::Some { z, places: union })
+        // Rows of a head round otherwise than the head (and packed ones much otherwise): take both models' from rows.
+        let theirs = self.heads.some(self.pair.reference(), &last, &union)?;
+        let beyond = theirs.f_sub(&self.heads.some(self.pair.policy(), ours, &union)?)?;
+        Ok(RefStep::Some { beyond: values(&beyond)?, places: union })
     }
 
     /// Counts a pass of the reference, and keeps its activations where log-probabilities will be asked for.
@@ -322,13 +325,13 @@ impl<'p, P: CausalLm, R: CausalLm> Decoding<'p, P, R> {
                     forbid(&mut z_ref, &self.banned, &row.text, self.config.no_repeat_ngram, &self.heads);
                     row.chooser.decide(z, RefLogits::All(&z_ref), uniform)
                 }
-                RefStep::Some { z: z_ref, places: union } if row.chooser.needs_reference() => {
-                    let z_ref = &z_ref[i * union.len()..(i + 1) * union.len()];
+                RefStep::Some { beyond, places: union } if row.chooser.needs_reference() => {
+                    let beyond = &beyond[i * union.len()..(i + 1) * union.len()];
                     // Both lists rise, and the union has every candidate.
                     let mut at = 0;
                     let candidates = row.chooser.last_candidates().iter().map(|c| {
                         at += union[at..].iter().position(|&place| place == c.id).unwrap_or(0);
-                        z_ref[at]
+                        c.z + beyond[at]
                     });
                     let candidates: Vec<f32> = candidates.collect();
                     row.chooser.decide(z, RefLogits::Candidates(&candidates), uniform)
@@ -442,8 +445,8 @@ enum RefStep {
     NotNow,
     /// All logits of the alive rows, with what normalizes them.
     All { z: Vec<f32>, logits: Tensor, normalizers: Vec<f64> },
-    /// Logits `[alive, places]` of some places.
-    Some { z: Vec<f32>, places: Vec<u32> },
+    /// z_r − z_d `[alive, places]` of some places.
+    Some { beyond: Vec<f32>, places: Vec<u32> },
 }
 
 /// Sets the logits of tokens to −∞ that are banned or would repeat.

@@ -14,6 +14,8 @@ pub(crate) fn tiny() -> ModelConfig {
 
 /// In f64, so that ties and rounding don't decide.
 pub(crate) fn model(config: &ModelConfig, seed: u64) -> Model {
+    // Tests run side by side, and threads of libtorch wait by spinning.
+    aligned_decoding::tensor::tch::set_num_threads(1);
     Model::random(config, Seed::new(seed), Kind::Double, Device::Cpu).unwrap()
 }
 
@@ -36,6 +38,6 @@ pub(crate) fn adapter(config: &ModelConfig, layers: Layers, seed: u64) -> Adapte
 pub(crate) fn prompts(seed: u64, rows: usize, vocab: u64) -> Vec<Vec<u32>> {
     let number = |i: u64| Seed::new(seed).child("prompts").index(i).value();
     (0..rows as u64)
-        .map(|row| (0..1 + number(row) % 6).map(|i| (number(100 * (row + 1) + i) % vocab) as u32).collect())
+        .map(|row| (0..=number(row) % 6).map(|i| (number(100 * (row + 1) + i) % vocab) as u32).collect())
         .collect()
 }
