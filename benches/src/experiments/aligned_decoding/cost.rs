@@ -58,8 +58,8 @@ pub(super) fn experiment() -> Experiment {
                 Arm::new(SHARED, "AAD, shared trunk", Role::Method, "adapters on the top 4 layers, late reference"),
             ],
             claims: vec![
-                at_most("late", "AAD with a late reference reaches 0.60 of greedy DPO's tokens per second.", (LAZY, GREEDY), 1.0 / 0.60),
-                at_most("shared", "AAD with a shared trunk reaches 0.85 of greedy DPO's tokens per second.", (SHARED, LORA), 1.0 / 0.85),
+                at_most("late", "AAD with a late reference reaches 0.60 of greedy DPO's tokens per second.", (LAZY, GREEDY), 1.67),
+                at_most("shared", "AAD with a shared trunk reaches 0.85 of greedy DPO's tokens per second.", (SHARED, LORA), 1.18),
                 at_most("plain", "The late reference takes less time than the plain loop.", (LAZY, EAGER), 1.0),
             ],
             curves: vec![
@@ -119,8 +119,8 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
         Mode::Quick => (4, 1, 8),
         Mode::Full => (10, 3, 20),
     };
-    let _guard = no_grad_guard();
     let known = timed_pair(context)?;
+    let _guard = no_grad_guard();
     let (policy, reference) = (merged(context, &known.dpo)?, merged(context, &known.sft)?);
     let full = ModelPair::models(&policy, &reference)?;
     let lora = ModelPair::lora(&known.lm.model, known.dpo.view(), Some(known.sft.view()))?;

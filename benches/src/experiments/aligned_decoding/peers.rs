@@ -75,8 +75,8 @@ fn run(context: &Context, _seed: u64) -> Result<Outcomes> {
         Mode::Quick => (4, 8),
         Mode::Full => (12, 20),
     };
-    let _guard = no_grad_guard();
     let known = timed_pair(context)?;
+    let _guard = no_grad_guard();
     let (policy, reference) = (merged(context, &known.dpo)?, merged(context, &known.sft)?);
     let folder = tempfile::tempdir()?;
     let (at_policy, at_reference) = (folder.path().join("policy"), folder.path().join("reference"));
