@@ -29,7 +29,7 @@ const LAYER: usize = 15;
 /// Tokens of a prompt and of a continuation.
 const PROMPT: usize = 6;
 const NEW: usize = 16;
-/// Strengths, and the one that the table shows.
+/// Strengths, and the one that the table shows; a quick run has only that.
 const ALPHAS: [f64; 4] = [1.0, 2.0, 3.0, 4.0];
 const SHOWN: f64 = 3.0;
 /// The rise of the negative log-likelihood at which effects are compared, nats a token.
@@ -46,7 +46,7 @@ pub(super) fn experiment() -> Experiment {
             krate: "steering-ot".into(),
             title: "Sentiment of steered text".into(),
             protocol: format!(
-                "SmolLM2-135M continues the first {PROMPT} tokens of negative test snippets of four domains (64 a seed, quick: 8) \
+                "SmolLM2-135M continues the first {PROMPT} tokens of negative test snippets of four domains (64 a seed; quick: 8, α = 3 only) \
                  by {NEW} tokens at temperature 0.7, with the same random numbers in every arm. Maps are fitted as in \
                  `steer-transport` and added with α from 1 to 4 to the residual stream after layer {LAYER}, at all positions but \
                  the first. VADER judges the continuation's sentiment from −1 to 1; its price is the rise of its negative \
@@ -123,9 +123,9 @@ struct Scores {
 }
 
 fn run(context: &Context, seed: u64) -> Result<Outcomes> {
-    let (sizes, layers, of_domain): (_, &[usize], usize) = match context.mode {
-        Mode::Quick => (Sizes { fit: 30, test: 20 }, &[LAYER], 2),
-        Mode::Full => (Sizes { fit: 140, test: 80 }, &LAYERS, 16),
+    let (sizes, layers, of_domain, alphas): (_, &[usize], usize, &[f64]) = match context.mode {
+        Mode::Quick => (Sizes { fit: 30, test: 20 }, &[LAYER], 2, &[SHOWN]),
+        Mode::Full => (Sizes { fit: 140, test: 80 }, &LAYERS, 16, &ALPHAS),
     };
     let split = Pool::get(context, sizes, layers)?.split(LAYER, seed)?;
     let lm = smollm2(context)?;
@@ -152,7 +152,7 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
             outcome.point(FRONTIER, 0.0, 0.0);
             let mut plan = Some(SteeringPlan::new(vec![SiteMap { site: Site::ResidPost(LAYER), map: Arc::from(map) }]));
             let mut at_shown = None;
-            for alpha in ALPHAS {
+            for &alpha in alphas {
                 context.check()?;
                 if let Some(plan) = &mut plan {
                     plan.alpha = alpha;
