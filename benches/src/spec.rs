@@ -165,6 +165,9 @@ pub struct Curve {
     /// horizontal position of the points (setting, y) of this curve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub horizontal: Option<String>,
+    /// The arms that are drawn; empty for all that have points. A plot of fifteen lines shows nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arms: Vec<String>,
     /// Words for x = 0, 1, 2, …, where x counts things that have names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub categories: Vec<String>,
@@ -173,17 +176,16 @@ pub struct Curve {
 impl Curve {
     /// A curve over plain axes.
     pub fn new(name: &str, title: &str, x: &str, y: &str, decimals: usize) -> Self {
-        let logarithmic = (false, false);
-        let (horizontal, categories) = (None, Vec::new());
         Self {
             name: name.into(),
             title: title.into(),
             x: x.into(),
             y: y.into(),
-            logarithmic,
+            logarithmic: (false, false),
             decimals,
-            horizontal,
-            categories,
+            horizontal: None,
+            arms: Vec::new(),
+            categories: Vec::new(),
         }
     }
 
@@ -192,6 +194,19 @@ impl Curve {
     pub fn over(mut self, name: &str) -> Self {
         self.horizontal = Some(name.into());
         self
+    }
+
+    /// Drawn for these arms only.
+    #[must_use]
+    pub fn only(mut self, arms: &[&str]) -> Self {
+        self.arms = arms.iter().map(|&name| name.into()).collect();
+        self
+    }
+
+    /// Over logarithmic axes: x, y.
+    #[must_use]
+    pub fn logarithmic(self, x: bool, y: bool) -> Self {
+        Self { logarithmic: (x, y), ..self }
     }
 
     /// A curve whose x are the numbers of these things.

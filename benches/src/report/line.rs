@@ -44,13 +44,17 @@ const ROWS: usize = 6;
 /// The lines of the arms that have points.
 pub(super) fn of(experiment: &ExperimentResult, curve: &Curve, id: &str) -> Lines {
     let line = |(style, arm): (usize, &crate::spec::Arm)| {
+        if !(curve.arms.is_empty() || curve.arms.contains(&arm.name)) {
+            return None;
+        }
         let points = view::arm_result(experiment, arm)?.curves.get(&curve.name)?;
         let usable = |&&(x, ref y): &&(f64, Estimate)| {
             let positive = (!curve.logarithmic.0 || x > 0.0) && (!curve.logarithmic.1 || y.value > 0.0);
             x.is_finite() && y.value.is_finite() && positive
         };
         let points: Vec<_> = points.iter().filter(usable).copied().collect();
-        (!points.is_empty()).then(|| Line { label: arm.label.clone(), points, style: style % STYLES })
+        let place = curve.arms.iter().position(|name| *name == arm.name).unwrap_or(style);
+        (!points.is_empty()).then(|| Line { label: arm.label.clone(), points, style: place % STYLES })
     };
     Lines {
         id: id.to_owned(),
@@ -127,7 +131,9 @@ pub(super) fn svg(lines: &Lines) -> String {
     };
     for (tick, words) in ticks {
         let at = x(tick);
-        let anchor = if at > 96.0 { "end" } else { "middle" };
+        // Words are wider than numbers: the last of them ends at its line.
+        let last = if lines.categories.is_empty() { 96.0 } else { 85.0 };
+        let anchor = if at > last { "end" } else { "middle" };
         let _ = write!(
             out,
             "<line class=\"grid\" x1=\"{at:.2}%\" x2=\"{at:.2}%\" y1=\"{TOP}\" y2=\"{bottom}\"/>\

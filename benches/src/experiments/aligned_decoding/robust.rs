@@ -43,8 +43,8 @@ pub(super) fn experiment() -> Experiment {
             protocol: "As `aad-sentiment`, all 80 prompts of a training seed together, with one setting of the training changed. \"A round \
                        on AAD's own texts\": the pair of a tenth of the pairs makes preference data from the prompts of the SFT \
                        texts (chosen: AAD, rejected: a nucleus sample), and a second DPO starts from its policy, with the same \
-                       reference. \"One step of fine-tuning\" is the failure that the specification keeps: a reference that doesn't \
-                       write such texts, and a policy trained too far."
+                       reference. \"One step of fine-tuning\" is a known failure, kept: a reference that doesn't write such texts, \
+                       and a policy trained too far."
                 .into(),
             data: vec!["smollm2".into(), DATA.into()],
             kind: Kind::ByName,

@@ -60,14 +60,8 @@ pub(super) fn experiment() -> Experiment {
             arms,
             claims: vec![],
             curves: vec![
-                Curve {
-                    logarithmic: (true, false),
-                    ..Curve::new(BY_K, "Distance within domains over clusters", "clusters", "× DiM", 3)
-                },
-                Curve {
-                    logarithmic: (true, false),
-                    ..Curve::new(BY_L, "Distance within domains over components kept", "components", "× DiM", 3)
-                },
+                Curve::new(BY_K, "Distance within domains over clusters", "clusters", "× DiM", 3).logarithmic(true, false),
+                Curve::new(BY_L, "Distance within domains over components kept", "components", "× DiM", 3).logarithmic(true, false),
             ],
             seeds: (1, 5),
             seeds_for_verdict: 3,

@@ -19,6 +19,8 @@ const WITHIN_BY_LAYER: &str = "within-by-layer";
 const OVERALL_BY_LAYER: &str = "overall-by-layer";
 const BY_DOMAIN: &str = "by-domain";
 const ORACLE: &str = "oracle";
+/// The arms of the plots, before and after.
+const DRAWN: [&str; 6] = [NONE, DIM, PAPER, CHARS, "exact", ORACLE];
 /// The layer of the plot by domain, and of a quick run.
 const SHOWN: usize = 15;
 
@@ -44,8 +46,8 @@ pub(super) fn experiment() -> Experiment {
                        evaluation only. Energy distance (unbiased) to the positive test snippets, over all texts and as the mean \
                        over domains within each; the table has both relative to the difference in means, averaged over layers. A \
                        linear probe says how positive the moved activations look, another one whether they still look like their \
-                       domain. Each seed cuts the snippets anew and starts k-means anew. K, ε and h of our default are the \
-                       specification's, which chose them on these four domains with other seeds."
+                       domain. Each seed cuts the snippets anew and starts k-means anew. K, ε and h of our default were \
+                       chosen on these four domains, with other seeds."
                 .into(),
             data: vec!["smollm2".into(), DATA.into()],
             kind: Kind::Core,
@@ -108,9 +110,13 @@ pub(super) fn experiment() -> Experiment {
                 ),
             ],
             curves: vec![
-                Curve::new(WITHIN_BY_LAYER, "Distance to the target within domains", "layer", "energy distance", 3),
-                Curve::new(OVERALL_BY_LAYER, "Distance to the target over all texts", "layer", "energy distance", 3),
-                Curve::new(BY_DOMAIN, "Distance to the target by domain, layer 15", "domain", "energy distance", 3).of(&DOMAINS),
+                Curve::new(WITHIN_BY_LAYER, "Distance to the target within domains", "layer", "energy distance", 3)
+                    .only(&DRAWN)
+                    .logarithmic(false, true),
+                Curve::new(OVERALL_BY_LAYER, "Distance to the target over all texts", "layer", "energy distance", 3)
+                    .only(&DRAWN)
+                    .logarithmic(false, true),
+                Curve::new(BY_DOMAIN, "Distance to the target by domain, layer 15", "domain", "energy distance", 3).of(&DOMAINS).only(&DRAWN).logarithmic(false, true),
             ],
             seeds: (1, 25),
             seeds_for_verdict: 5,
