@@ -107,7 +107,7 @@ fn main() -> Result<()> {
         .skip(3)
         .step_by(400)
         .take(12)
-        .map(|r| Ok(lm.encode(&r.text)?[..6].to_vec()))
+        .map(|r| Ok(lm.encode(&r.text)?.into_iter().take(6).collect()))
         .collect::<Result<_>>()?;
     println!("\nLooking for the strength that costs {} nats a token …", arguments.budget);
     let calibration = calibrate(&[1.0, 2.0, 3.0, 4.0], arguments.budget, arguments.seed, |alpha| {
@@ -115,7 +115,7 @@ fn main() -> Result<()> {
         let texts = continued(&lm, &held_out, &mut plan, arguments.seed)
             .map_err(|error| steering_ot::Error::invalid("the generation", "one that works", error))?;
         let nll = likelihoods(&lm, &held_out, &texts)?;
-        // Without a judge of sentiment at hand the effect is the number of edits; the price is what is asked for here.
+        // There is no judge of sentiment here, and only the price is asked for: it stands in the effect's place too.
         Ok(Measured { effect: nll.clone(), nll })
     })?;
     for point in &calibration.points {

@@ -115,6 +115,7 @@ pub fn effect_at(points: &[(f64, f64)], price: f64) -> Option<f64> {
 mod tests {
     use super::*;
 
+    #[allow(clippy::unnecessary_wraps)] // what `calibrate` calls may fail
     fn measured(alpha: f64) -> Result<Measured> {
         let prompts = 0..20;
         let spread = |i: i32| 0.01 * f64::from(i % 5);

@@ -121,9 +121,6 @@ impl Composition {
         let count = maps.len();
         let mut built = Vec::with_capacity(count);
         for (k, Member { kind, settings }) in maps.into_iter().enumerate() {
-            if kind == "composition" {
-                return Err(Error::invalid("kind", "a map that isn't itself a composition", kind));
-            }
             let prefix = format!("{k}/");
             let mine: Vec<String> = parts.arrays.keys().filter(|name| name.starts_with(&prefix)).cloned().collect();
             let arrays = mine
@@ -138,6 +135,10 @@ impl Composition {
             let saved: Array2<f64> = parts.take::<Ix2>(&format!("removed/{k}"))?;
             if saved.ncols() != removed.ncols() {
                 return Err(Error::dim("Each removed direction", removed.ncols(), saved.ncols()));
+            }
+            let gram = saved.dot(&saved.t());
+            if gram.indexed_iter().any(|((i, j), v)| (v - f64::from(u8::from(i == j))).abs() > 1e-6) {
+                return Err(Error::invalid(format!("arrays.removed/{k}"), "orthonormal rows", "others"));
             }
             *removed = saved;
         }

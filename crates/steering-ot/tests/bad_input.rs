@@ -256,3 +256,33 @@ fn ablation_leaves_rows_without_a_direction_and_names_bad_shapes() {
     bad[(0, 1)] = f32::INFINITY;
     assert!(matches!(ablate(shift.view(), bad.view()), Err(Error::NonFinite { side: "x", row: 0 })));
 }
+
+#[test]
+fn shifts_beyond_f32_are_errors_and_not_infinities() {
+    use steering_ot::baselines::{DiagonalChars, GaussianAct, GaussianOt, GaussianOtConfig, LinearAct};
+    let source = noise(40, 4, 11);
+    let target = noise(40, 4, 12) * 1e4;
+    let (a, b) = (source.view(), target.view());
+    let config = CharsConfig::default().with_clusters(2);
+    let maps: [Box<dyn Steer>; 4] = [
+        Box::new(GaussianAct::fit(a, b).unwrap()),
+        Box::new(LinearAct::fit(a, b).unwrap()),
+        Box::new(GaussianOt::fit(a, b, &GaussianOtConfig::default()).unwrap()),
+        Box::new(DiagonalChars::fit(a, b, &config).unwrap()),
+    ];
+    for map in maps {
+        let message = map.shift(Array2::from_elem((1, 4), 3e38f32).view()).unwrap_err().to_string();
+        assert!(message.contains("range of f32"), "{}: {message}", map.name());
+    }
+}
+
+#[test]
+fn a_quantile_gate_without_bounds_is_no_map() {
+    let config = CharsConfig { quantile_gate: Some((0.1, 0.9)), ..CharsConfig::default() };
+    let (a, plan) = (array![[0.0, 1.0]], array![[1.0]]);
+    let error = CharsMap::from_parts(config, a.clone(), a.clone(), plan.clone(), Extra::default()).unwrap_err();
+    assert!(error.to_string().contains("bounds"), "{error}");
+    let extra = Extra { bounds: Some((Array1::zeros(2), Array1::ones(2))), ..Extra::default() };
+    let error = CharsMap::from_parts(CharsConfig::default(), a.clone(), a, plan, extra).unwrap_err();
+    assert!(error.to_string().contains("bounds"), "{error}");
+}

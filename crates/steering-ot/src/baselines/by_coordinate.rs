@@ -40,7 +40,10 @@ impl Affine {
                 .and(&self.offset)
                 .for_each(|x, w, b| *x = ((w - 1.0) * f64::from(*x) + b) as f32);
         }
-        Ok(out)
+        match out.iter().find(|v| !v.is_finite()) {
+            Some(bad) => Err(Error::invalid("the shift", "within the range of f32", bad)),
+            None => Ok(out),
+        }
     }
 
     fn parts(&self, kind: &str) -> Parts {

@@ -2,7 +2,7 @@
 
 use crate::chars::{CharsMap, Clusters, Extra, check_input, couple, fit_report};
 use crate::config::CharsConfig;
-use crate::data::{check_pair, mean, variance};
+use crate::data::{check_pair, mean, narrow, variance};
 use crate::kmeans::KMeans;
 use crate::steer::{Parts, Steer};
 use crate::{Error, Result, transport};
@@ -34,6 +34,7 @@ impl DiagonalChars {
     /// doesn't have.
     pub fn fit(source: ArrayView2<'_, f32>, target: ArrayView2<'_, f32>, config: &CharsConfig) -> Result<Self> {
         config.validate()?;
+        shifts_alone(config)?;
         check_pair(source, target)?;
         let clusters = Clusters::fit(source, target, config)?;
         let (a, b) = (&clusters.source, &clusters.target);
@@ -57,13 +58,14 @@ impl DiagonalChars {
     }
 
     fn new(inner: CharsMap, source_sigma: Array2<f64>, target_sigma: Array2<f64>) -> Result<Self> {
-        if inner.config().pct.is_some() || inner.config().quantile_gate.is_some() {
-            return Err(Error::invalid("pct and quantile_gate", "none for diagonal covariances", "set"));
-        }
+        shifts_alone(inner.config())?;
         let (a, b) = (inner.source_centroids(), inner.target_centroids());
         for (what, sigma, centroids) in [("source_sigma", &source_sigma, a), ("target_sigma", &target_sigma, b)] {
             if sigma.dim() != centroids.dim() {
                 return Err(Error::dim(what, centroids.len(), sigma.len()));
+            }
+            if let Some(bad) = sigma.iter().find(|v| **v < 0.0) {
+                return Err(Error::invalid(what, "not negative", bad));
             }
         }
         let (mut scales, mut offsets) = (Array2::zeros(a.raw_dim()), Array2::zeros(a.raw_dim()));
@@ -78,6 +80,8 @@ impl DiagonalChars {
                 offsets[(i, d)] -= scales[(i, d)] * a[(i, d)];
             }
         }
+        narrow(&scales, "the ratios of the deviations")?;
+        narrow(&offsets, "the offsets")?;
         Ok(Self { inner, source_sigma, target_sigma, scales, offsets })
     }
 
@@ -107,12 +111,9 @@ impl Steer for DiagonalChars {
         let gates = self.inner.gates(x)?.mapv(f64::from);
         // Σ_i g_i (S_i ⊙ x + o_i) − x.
         let (scale, offset) = (gates.dot(&self.scales), gates.dot(&self.offsets));
-        let mut out = x.to_owned();
-        ndarray::Zip::from(&mut out)
-            .and(&scale)
-            .and(&offset)
-            .for_each(|x, s, o| *x = ((s - 1.0) * f64::from(*x) + o) as f32);
-        Ok(out)
+        let mut out = x.mapv(f64::from);
+        ndarray::Zip::from(&mut out).and(&scale).and(&offset).for_each(|x, s, o| *x = (s - 1.0) * *x + o);
+        narrow(&out, "the shift")
     }
 
     fn mean_shift(&self) -> Option<Array1<f32>> {
@@ -129,6 +130,14 @@ impl Steer for DiagonalChars {
     fn directions(&self, l: usize) -> Array2<f64> {
         self.inner.directions(l)
     }
+}
+
+/// That nothing is asked for that is only defined where maps between clusters are shifts.
+fn shifts_alone(config: &CharsConfig) -> Result<()> {
+    if config.pct.is_some() || config.quantile_gate.is_some() {
+        return Err(Error::invalid("pct and quantile_gate", "none for diagonal covariances", "set"));
+    }
+    Ok(())
 }
 
 /// Standard deviation of each coordinate in each cluster (`[K, D]`); 0 where it is too small to divide by.

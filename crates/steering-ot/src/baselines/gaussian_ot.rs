@@ -1,7 +1,7 @@
 //! The optimal map between two Gaussians: the reference for few coordinates.
 
 use crate::chars::check_input;
-use crate::data::{check_pair, mean};
+use crate::data::{check_pair, mean, narrow};
 use crate::steer::{Parts, Steer};
 use crate::{Error, Result};
 use nalgebra::{DMatrix, SymmetricEigen};
@@ -95,7 +95,7 @@ impl Steer for GaussianOt {
         check_input(x, self.width())?;
         let x = x.mapv(f64::from);
         let moved = (&x - &self.source_mean).dot(&self.matrix) + &self.target_mean; // Â is symmetric
-        Ok((moved - x).mapv(|v| v as f32))
+        narrow(&(moved - x), "the shift")
     }
 
     fn mean_shift(&self) -> Option<Array1<f32>> {

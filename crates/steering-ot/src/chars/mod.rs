@@ -114,6 +114,10 @@ impl CharsMap {
                 }
             }
         }
+        if config.quantile_gate.is_some() != extra.bounds.is_some() {
+            let got = if extra.bounds.is_some() { "bounds" } else { "none" };
+            return Err(Error::invalid("bounds", "given with a quantile gate and only then", got));
+        }
         for (what, k, counts) in
             [("source_counts", k_a, &extra.source_counts), ("target_counts", k_b, &extra.target_counts)]
         {

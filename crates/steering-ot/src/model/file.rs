@@ -118,14 +118,17 @@ impl SteeringPlan {
                 let Some(tensor) = state.tensors.remove(&format!("{number}.{name}")) else {
                     return Err(bad(path, format!("the array \"{name}\" of its map {number} is missing")));
                 };
-                arrays.insert(name, interop::to_array::<f64>(&tensor)?);
+                let array = interop::to_array::<f64>(&tensor)
+                    .map_err(|error| bad(path, format!("the array \"{name}\" of its map {number}: {error}")))?;
+                arrays.insert(name, array);
             }
             let parts = Parts { kind: map.kind, settings: map.settings, arrays };
-            maps.push(Arc::from(from_parts(parts)?));
+            let map = from_parts(parts).map_err(|error| bad(path, format!("its map {number}: {error}")))?;
+            maps.push(Arc::from(map));
         }
         let mut sites = Vec::with_capacity(header.sites.len());
         for one in header.sites {
-            let site: Site = one.site.parse()?;
+            let site: Site = one.site.parse().map_err(|error: lm::Error| bad(path, error.to_string()))?;
             let Some(map) = maps.get(one.map) else {
                 return Err(bad(path, format!("{site} has map {} of {}", one.map, maps.len())));
             };
@@ -133,11 +136,12 @@ impl SteeringPlan {
         }
         let mut plan = Self::new(sites);
         (plan.mode, plan.alpha, plan.tokens, plan.model) = (header.mode, header.alpha, header.tokens, header.model);
-        plan.validate()?;
+        plan.validate().map_err(|error| bad(path, error.to_string()))?;
         Ok(plan)
     }
 }
 
 pub(super) fn bad(path: &Path, reason: String) -> Error {
-    Error::File { path: path.to_owned(), reason }
+    // The message goes on after the reason; one that is a sentence itself has its full stop already.
+    Error::File { path: path.to_owned(), reason: reason.trim_end_matches('.').to_owned() }
 }

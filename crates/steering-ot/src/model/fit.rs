@@ -83,7 +83,7 @@ pub fn fit_plan(
 /// Sites are taken in the order of a pass. Each costs one pass of the source texts up to it; the target texts are read once.
 ///
 /// # Errors
-/// As [`fit_plan`], and as [`lm::activations::collect`].
+/// [`Error::InvalidArgument`] for an α that isn't finite; as [`fit_plan`], and as [`lm::activations::collect`].
 pub fn fit_sequential(
     model: &Model,
     source: &[Vec<u32>],
@@ -92,6 +92,9 @@ pub fn fit_sequential(
     alpha: f64,
     mut fit: impl FnMut(Site, ArrayView2<'_, f32>, ArrayView2<'_, f32>) -> Result<Box<dyn Steer>>,
 ) -> Result<SteeringPlan> {
+    if !alpha.is_finite() {
+        return Err(Error::invalid("alpha", "finite", alpha));
+    }
     let targets = collect(model, target, config)?;
     let mut plan =
         SteeringPlan { mode: Mode::Sequential, alpha, model: Some(targets.model.clone()), ..SteeringPlan::default() };

@@ -10,7 +10,7 @@ use lm::model::Model;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tensor::interop;
-use tensor::tch::{Kind, Tensor, no_grad_guard};
+use tensor::tch::{Tensor, no_grad_guard};
 
 /// How the shifts of a plan are applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -138,14 +138,16 @@ impl SteeringPlan {
         Ok(Hooks::new().on(&sites, self))
     }
 
-    /// What the plan makes of activations `[rows, width]` (f32).
+    /// What the plan makes of activations `[rows, width]`, in their kind.
     fn moved(&self, map: &dyn Steer, x: &Tensor) -> Result<Tensor> {
-        let shift = tensors::shift(map, x)?;
+        let kind = x.kind();
+        let x = x.f_to_kind(tensors::wide(kind))?;
+        let shift = tensors::shift(map, &x)?;
         if self.mode == Mode::Ablate {
-            let ablated = ablate(tensors::matrix(&shift)?.view(), tensors::matrix(x)?.view())?;
-            return Ok(interop::to_tensor(&ablated.view())?.f_to_device(x.device())?);
+            let ablated = ablate(tensors::matrix(&shift)?.view(), tensors::matrix(&x)?.view())?;
+            return Ok(interop::to_tensor(&ablated.view())?.f_to_device(x.device())?.f_to_kind(kind)?);
         }
-        Ok(x.f_add(&shift.f_mul_scalar(self.alpha)?)?)
+        Ok(x.f_add(&shift.f_mul_scalar(self.alpha)?)?.f_to_kind(kind)?)
     }
 
     fn edit(&mut self, site: Site, x: &Tensor, tokens: &TokenInfo<'_>) -> Result<Option<Tensor>> {
@@ -163,7 +165,7 @@ impl SteeringPlan {
         let moved = match self.tokens.of(tokens)? {
             None => {
                 self.edited += flat.size()[0] as u64;
-                self.moved(&*map, &flat.f_to_kind(Kind::Float)?)?.f_to_kind(x.kind())?
+                self.moved(&*map, &flat)?
             }
             Some(mask) => {
                 let rows = TokenMask::rows(&mask, x.device())?;
@@ -171,8 +173,8 @@ impl SteeringPlan {
                     return Ok(None);
                 }
                 self.edited += rows.numel() as u64;
-                let chosen = flat.f_index_select(0, &rows)?.f_to_kind(Kind::Float)?;
-                flat.f_index_copy(0, &rows, &self.moved(&*map, &chosen)?.f_to_kind(x.kind())?)?
+                let chosen = flat.f_index_select(0, &rows)?;
+                flat.f_index_copy(0, &rows, &self.moved(&*map, &chosen)?)?
             }
         };
         Ok(Some(moved.f_reshape(x.size())?))

@@ -30,8 +30,8 @@ pub fn shift(map: &dyn Steer, x: &Tensor) -> Result<Tensor> {
     Ok(Tensor::f_from_slice(&out)?.f_reshape(x.size())?.f_to_kind(x.kind())?.f_to_device(x.device())?)
 }
 
-/// T_α(x) = x + α (T(x) − x) of activations `[…, width]` of any kind and device. The sum is taken in f32 and then rounded to
-/// the kind of `x`.
+/// T_α(x) = x + α (T(x) − x) of activations `[…, width]` of any kind and device. The shift is computed in f32; the sum is taken in
+/// f32 (in f64 for an `x` of f64) and then rounded to the kind of `x`.
 ///
 /// # Errors
 /// As [`shift`]; [`Error::InvalidArgument`] for an α that isn't finite.
@@ -41,8 +41,13 @@ pub fn transport(map: &dyn Steer, x: &Tensor, alpha: f64) -> Result<Tensor> {
     }
     let _guard = no_grad_guard();
     let x = x.f_detach()?;
-    let wide = x.f_to_kind(Kind::Float)?;
+    let wide = x.f_to_kind(wide(x.kind()))?;
     Ok(wide.f_add(&shift(map, &wide)?.f_mul_scalar(alpha)?)?.f_to_kind(x.kind())?)
+}
+
+/// The kind in which shifts are added to activations of a kind.
+pub(crate) fn wide(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }
 
 /// [`Error::DimMismatch`] unless the last dimension of `x` is the map's width.
