@@ -34,7 +34,7 @@ fn map(c: &mut Criterion) {
     }
     let (map, x) = (fit(8), normal(64, WIDTH, "x").mapv(f64::from));
     group.bench_function("double sum, 64 rows, K 8 (the published form, f64)", |b| {
-        b.iter(|| map.double_sum(black_box(x.view())))
+        b.iter(|| map.double_sum(black_box(x.view())));
     });
     group.finish();
 }
@@ -42,7 +42,7 @@ fn map(c: &mut Criterion) {
 fn fit(c: &mut Criterion) {
     let x = normal(560, WIDTH, "x");
     c.bench_function("k-means, 560 rows, K 8", |b| {
-        b.iter(|| kmeans::fit(black_box(x.view()), 8, &KMeansConfig::default(), 0))
+        b.iter(|| kmeans::fit(black_box(x.view()), 8, &KMeansConfig::default(), 0));
     });
     for k in [8, 16] {
         let cost =

@@ -102,7 +102,7 @@ fn pip_version(text: &str) -> Option<(u32, u32)> {
 
 /// Wheels only, or this package's source distribution only (of which pip then asks the metadata: it runs its set-up).
 fn binary_option(archive: &Archive) -> String {
-    if archive.file.ends_with(".whl") {
+    if archive.file.strip_suffix(".whl").is_some() {
         "--only-binary=:all:".to_owned()
     } else {
         format!("--no-binary={}", archive.package)

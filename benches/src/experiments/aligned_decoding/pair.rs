@@ -151,7 +151,9 @@ fn texts(lm: &Lm, recipe: Recipe) -> Result<Texts> {
         let mut take = |wanted: usize, fits: &dyn Fn(&Text) -> bool| -> Vec<usize> {
             let chosen: Vec<usize> =
                 order.iter().copied().filter(|&i| !used[i] && fits(&all[i])).take(wanted).collect();
-            chosen.iter().for_each(|&i| used[i] = true);
+            for &i in &chosen {
+                used[i] = true;
+            }
             chosen
         };
         let mut chosen = take(recipe.pairs, &|t| t.rated.rating >= 1.5);
@@ -204,7 +206,7 @@ fn train(context: &Context, recipe: Recipe) -> Result<Trained> {
     let sft = Adapter::new(model.config(), &config, model.kind(), model.device())?;
     let asked = examples.iter().filter(|e| e.completion.len() > PROMPT).take(ASKED);
     let asked = asked.map(|e| [&[START], &e.completion[..PROMPT]].concat()).collect();
-    let mut policy = Restricted::new(model, &sft, &allowed)?;
+    let mut policy = Restricted::new(model, &sft, &allowed);
     let optimizer = OptimizerConfig { lr: 1e-3, steps: recipe.sft_steps, ..OptimizerConfig::default() };
     let settings = SftConfig { optimizer, seed: recipe.seed, ..SftConfig::default() };
     let mut trainer = SftTrainer::new(settings, examples, sft.parameters())?;
@@ -231,7 +233,7 @@ pub(super) fn prefer(
     allowed: &[u32],
     recipe: Recipe,
 ) -> Result<(Adapter, (f64, f64))> {
-    let scores = score_pairs(&mut Restricted::new(model, reference, allowed)?, pairs, &Layout::default(), 8)?;
+    let scores = score_pairs(&mut Restricted::new(model, reference, allowed), pairs, &Layout::default(), 8)?;
     let dpo = start.copy()?;
     let settings = DpoConfig {
         optimizer: OptimizerConfig { lr: 3e-4, steps: recipe.dpo_steps, ..OptimizerConfig::default() },
@@ -240,7 +242,7 @@ pub(super) fn prefer(
         ..DpoConfig::default()
     };
     let mut trainer = DpoTrainer::new(settings, pairs.to_vec(), &scores, dpo.parameters())?;
-    let logs = trainer.run(&mut Restricted::new(model, &dpo, allowed)?, |_| flow(context))?;
+    let logs = trainer.run(&mut Restricted::new(model, &dpo, allowed), |_| flow(context))?;
     context.check()?;
     let (first, last) = (logs.first().context("a step of DPO")?, logs.last().context("a step of DPO")?);
     Ok((dpo.frozen_copy()?, (first.update.loss, last.update.loss)))
@@ -258,14 +260,14 @@ struct Restricted<'a> {
 }
 
 impl<'a> Restricted<'a> {
-    fn new(model: &'a Model, adapter: &'a Adapter, allowed: &[u32]) -> Result<Self> {
+    fn new(model: &'a Model, adapter: &'a Adapter, allowed: &[u32]) -> Self {
         let mut places = vec![-1i64; model.config().vocab as usize];
         for (place, &id) in allowed.iter().enumerate() {
             places[id as usize] = place as i64;
         }
         let ids: Vec<i64> = allowed.iter().map(|&id| id.into()).collect();
         let place = |values: &[i64]| Tensor::from_slice(values).to_device(model.device());
-        Ok(Self { model, adapter, ids: place(&ids), places: place(&places) })
+        Self { model, adapter, ids: place(&ids), places: place(&places) }
     }
 
     /// What enters the lowest adapted layer, `[batch, time, width]`, with zeros for padding.

@@ -140,7 +140,7 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
     let mut outcomes = Outcomes::new();
     for arm in experiment().spec.arms {
         let mut outcome = Outcome::default();
-        let map = maps::fit(&arm.name, a.view(), b.view(), seed)?;
+        let map = maps::fit(&arm.name, &a, &b, seed)?;
         let mut shown = None;
         let mut points = vec![(0.0, 0.0)];
         match map {
@@ -185,7 +185,7 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
 fn domain_probe(split: &Split) -> Result<Softmax> {
     let all = stack(split.fit.iter().flatten())?;
     let domains = split.fit.iter().enumerate().flat_map(|(d, cell)| vec![d; cell[0].nrows() + cell[1].nrows()]);
-    Ok(Softmax::fit(all.view(), &domains.collect::<Vec<_>>(), split.fit.len()))
+    Ok(Softmax::fit(&all, &domains.collect::<Vec<_>>(), split.fit.len()))
 }
 
 /// Continues the prompts, `of_domain` of each domain one after another, and judges what comes.
@@ -218,7 +218,7 @@ fn scores(
     let whole: Vec<Vec<u32>> = pairs.iter().map(|(prompt, text)| [*prompt, *text].concat()).collect();
     let site = Site::ResidPost(LAYER);
     let read = CollectConfig { sites: vec![site], pooling: Pooling::Last, ..CollectConfig::default() };
-    let domains = judge.classes(activations_at(&collect(&lm.model, &whole, &read)?, site)?.view());
+    let domains = judge.classes(&activations_at(&collect(&lm.model, &whole, &read)?, site)?);
     let kept = domains.iter().enumerate().filter(|(row, domain)| row / of_domain == **domain).count();
     Ok(Scores {
         sentiment: sentiment / n,

@@ -1,6 +1,6 @@
 //! Softmax regression with an L2 penalty, for probes of sentiment and domain. It is a judge here, not a method.
 
-use ndarray::{Array1, Array2, ArrayView2, Axis};
+use ndarray::{Array1, Array2, Axis};
 
 /// Weight of the penalty, per row: probes of 576 coordinates on a thousand rows need one.
 const PENALTY: f64 = 0.05;
@@ -20,7 +20,7 @@ pub(super) struct Softmax {
 
 impl Softmax {
     /// Fits classes 0 to `classes` − 1 of rows `x`.
-    pub(super) fn fit(x: ArrayView2<'_, f32>, y: &[usize], classes: usize) -> Self {
+    pub(super) fn fit(x: &Array2<f32>, y: &[usize], classes: usize) -> Self {
         let x = x.mapv(f64::from);
         let mean = x.mean_axis(Axis(0)).unwrap_or_else(|| Array1::zeros(x.ncols()));
         let spread = x.std_axis(Axis(0), 0.0).mapv(|s| s.max(1e-6));
@@ -50,12 +50,12 @@ impl Softmax {
     }
 
     /// Probabilities `[rows, classes]`.
-    pub(super) fn probabilities(&self, x: ArrayView2<'_, f32>) -> Array2<f64> {
+    pub(super) fn probabilities(&self, x: &Array2<f32>) -> Array2<f64> {
         softmax(self.standardized(&x.mapv(f64::from)).dot(&self.weights))
     }
 
     /// The most probable class of each row.
-    pub(super) fn classes(&self, x: ArrayView2<'_, f32>) -> Vec<usize> {
+    pub(super) fn classes(&self, x: &Array2<f32>) -> Vec<usize> {
         let best = |row: ndarray::ArrayView1<'_, f64>| {
             row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(class, _)| class)
         };
@@ -81,9 +81,9 @@ mod tests {
     fn separated_classes_are_told_apart() {
         let y: Vec<usize> = (0..60).map(|i| i % 3).collect();
         let x = Array2::from_shape_fn((60, 4), |(i, j)| if i % 3 == j { 2.0 } else { 0.0 } + (i * j % 5) as f32 * 0.05);
-        let model = Softmax::fit(x.view(), &y, 3);
-        assert_eq!(model.classes(x.view()), y);
-        let p = model.probabilities(x.view());
+        let model = Softmax::fit(&x, &y, 3);
+        assert_eq!(model.classes(&x), y);
+        let p = model.probabilities(&x);
         assert!(p.rows().into_iter().all(|row| (row.sum() - 1.0).abs() < 1e-12));
         assert!(p[[0, 0]] > 0.8, "{p}");
     }

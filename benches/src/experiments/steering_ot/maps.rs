@@ -2,7 +2,7 @@
 
 use crate::spec::{Arm, Role};
 use anyhow::Result;
-use ndarray::ArrayView2;
+use ndarray::Array2;
 use steering_ot::Steer;
 use steering_ot::baselines::{DiM, DiagonalChars, GaussianAct, LinearAct, MeanAct, PcaConfig, PcaDirection};
 use steering_ot::chars::CharsMap;
@@ -26,7 +26,8 @@ pub(super) fn chars(coupling: Coupling, epsilon: Epsilon, bandwidth: f64, seed: 
 }
 
 /// Fits the map of an arm; none for [`NONE`].
-pub(super) fn fit(arm: &str, a: ArrayView2<'_, f32>, b: ArrayView2<'_, f32>, seed: u64) -> Result<Option<Map>> {
+pub(super) fn fit(arm: &str, a: &Array2<f32>, b: &Array2<f32>, seed: u64) -> Result<Option<Map>> {
+    let (a, b) = (a.view(), b.view());
     let ours = CharsConfig { seed, ..CharsConfig::default() };
     let of = |config: CharsConfig| -> Result<Option<Map>> { Ok(Some(Box::new(CharsMap::fit(a, b, &config)?))) };
     Ok(match arm {

@@ -53,10 +53,13 @@ pub(super) fn kept() -> Result<std::path::PathBuf> {
     Ok(datasets::cache::cache_dir()?.join("activations"))
 }
 
+/// A pool that was collected, with its sizes and layers.
+type Known = (Sizes, Vec<usize>, Arc<Pool>);
+
 impl Pool {
     /// The pool of these sizes and layers: collected once a process, and kept in the cache.
     pub(super) fn get(context: &Context, sizes: Sizes, layers: &[usize]) -> Result<Arc<Self>> {
-        static POOLS: Mutex<Vec<(Sizes, Vec<usize>, Arc<Pool>)>> = Mutex::new(Vec::new());
+        static POOLS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
         let mut pools = POOLS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some((_, _, pool)) = pools.iter().find(|(s, l, _)| *s == sizes && l == layers) {
             return Ok(Arc::clone(pool));

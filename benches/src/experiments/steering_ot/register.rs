@@ -88,9 +88,9 @@ fn run(context: &Context, seed: u64) -> Result<Outcomes> {
         let mut distances = Vec::with_capacity(arms.len());
         for arm in &arms {
             context.check()?;
-            let map = maps::fit(&arm.name, a.view(), b.view(), seed)?;
+            let map = maps::fit(&arm.name, &a, &b, seed)?;
             let moved: Vec<Array2<f32>> =
-                to_test[..FORMAL.len()].iter().map(|x| by(map.as_deref(), x.view())).collect::<Result<_>>()?;
+                to_test[..FORMAL.len()].iter().map(|x| by(map.as_deref(), x)).collect::<Result<_>>()?;
             let overall = energy_distance(stack(&moved)?.view(), target.view())?;
             let mut within = 0.0;
             for moved in &moved {

@@ -7,7 +7,7 @@ use super::pool::{LAYERS, Pool, Sizes, Split, stack, stacked};
 use crate::experiment::{Body, Context, Experiment, Outcome, Outcomes};
 use crate::spec::{Arm, Claim, Curve, Direction, Kind, Metric, Mode, Role, Spec, Test};
 use anyhow::Result;
-use ndarray::{Array2, ArrayView2};
+use ndarray::Array2;
 use steering_ot::energy::energy_distance;
 
 const WITHIN: &str = "within";
@@ -202,8 +202,8 @@ impl Judge {
         let per_domain = split.fit[0][0].nrows();
         let domain: Vec<usize> = (0..both.nrows()).map(|row| row % negative.nrows() / per_domain).collect();
         Ok(Self {
-            sentiment: Softmax::fit(both.view(), &class, 2),
-            domain: Softmax::fit(both.view(), &domain, 4),
+            sentiment: Softmax::fit(&both, &class, 2),
+            domain: Softmax::fit(&both, &domain, 4),
             negative,
             positive,
             target: stacked(&split.test, 1)?,
@@ -215,14 +215,14 @@ impl Judge {
         let mut moved = Vec::with_capacity(split.test.len());
         if arm == ORACLE {
             for (fit, test) in split.fit.iter().zip(&split.test) {
-                let map = maps::fit(DIM, fit[0].view(), fit[1].view(), seed)?;
-                moved.push(by(map.as_deref(), test[0].view())?);
+                let map = maps::fit(DIM, &fit[0], &fit[1], seed)?;
+                moved.push(by(map.as_deref(), &test[0])?);
             }
         } else {
-            let map = maps::fit(arm, self.negative.view(), self.positive.view(), seed)?;
+            let map = maps::fit(arm, &self.negative, &self.positive, seed)?;
             debug_assert_eq!(map.is_none(), arm == NONE);
             for test in &split.test {
-                moved.push(by(map.as_deref(), test[0].view())?);
+                moved.push(by(map.as_deref(), &test[0])?);
             }
         }
         self.result(split, &moved)
@@ -236,15 +236,15 @@ impl Judge {
             domains.push(energy_distance(moved.view(), test[1].view())?);
             let shift = moved - &test[0];
             length += shift.rows().into_iter().map(|row| f64::from(row.dot(&row)).sqrt()).sum::<f64>();
-            let classes = self.domain.classes(moved.view());
-            same += classes.iter().zip(self.domain.classes(test[0].view())).filter(|(a, b)| **a == *b).count();
+            let classes = self.domain.classes(moved);
+            same += classes.iter().zip(self.domain.classes(&test[0])).filter(|(a, b)| **a == *b).count();
             rows += moved.nrows();
         }
         let all = stack(moved)?;
         Ok(Moved {
             domains,
             overall: energy_distance(all.view(), self.target.view())?,
-            probe: self.sentiment.probabilities(all.view()).column(1).mean().unwrap_or(f64::NAN),
+            probe: self.sentiment.probabilities(&all).column(1).mean().unwrap_or(f64::NAN),
             kept: same as f64 / rows as f64,
             shift: length / rows as f64,
         })
@@ -252,9 +252,9 @@ impl Judge {
 }
 
 /// The rows as the map leaves them.
-pub(super) fn by(map: Option<&dyn steering_ot::Steer>, x: ArrayView2<'_, f32>) -> Result<Array2<f32>> {
+pub(super) fn by(map: Option<&dyn steering_ot::Steer>, x: &Array2<f32>) -> Result<Array2<f32>> {
     Ok(match map {
-        None => x.to_owned(),
-        Some(map) => map.transport(x, 1.0)?,
+        None => x.clone(),
+        Some(map) => map.transport(x.view(), 1.0)?,
     })
 }
